@@ -15,11 +15,7 @@ SCALINGS = ("none", "linear", "sqrt")
 
 @dataclasses.dataclass(frozen=True)
 class LearningRate:
-    """The learning rate at any number of examples seen.
-
-    With `epoch = examples_seen / examples_per_epoch`, the rate is
-
-      initial * warm_up(epoch) * decay(epoch)
+    """The learning rate at any number of examples seen: `initial * warm_up * decay`.
 
       warm_up      s + (1 - s) * min(1, epoch / warmup_epochs), with s = warmup_start_factor
       exponential  decay_factor ** floor(epoch / epochs_per_decay)   (the tutorial's staircase)
@@ -28,19 +24,20 @@ class LearningRate:
       linear       1 - p
       constant     1
 
-    where p runs from 0 at the end of the warm-up to 1 at `total_epochs` and stays there.
+    where `epoch = examples_seen / examples_per_epoch`, and p runs from 0 at the end of the warm-up
+    to 1 at `total_epochs` and stays there.
 
     Attributes:
       schedule: one of SCHEDULES.
-      initial: rate before any decay, after scaling; > 0 and finite.
-      examples_per_epoch: size of the training split, counted from the data.
-      epochs_per_decay: epochs between decays (`exponential`); > 0.
+      initial: rate before any decay, after scaling; above 0.
+      examples_per_epoch: size of the training split.
+      epochs_per_decay: epochs between decays (`exponential`); above 0.
       decay_factor: what a decay multiplies by (`exponential`, `piecewise`); in (0, 1].
-      decay_epochs: rising epochs, all > 0, at which `piecewise` decays.
-      warmup_epochs: epochs of linear warm-up; >= 0, with 0 for none.
+      decay_epochs: rising epochs, above 0, at which `piecewise` decays.
+      warmup_epochs: epochs of linear warm-up; 0 for none.
       warmup_start_factor: share of the rate at which the warm-up starts; in [0, 1]; 1 / k for k
         GPUs in Goyal et al. 2017 (arXiv:1706.02677), section 2.2.
-      total_epochs: where `cosine` and `linear` reach 0; other schedules do not use it.
+      total_epochs: where `cosine` and `linear` reach 0.
 
     Raises:
       ValueError: `schedule` is not one of them, or a number is out of its range.
@@ -96,8 +93,9 @@ class LearningRate:
             return 1.0
         progress = (epoch - self.warmup_epochs) / (self.total_epochs - self.warmup_epochs)
         progress = min(1.0, max(0.0, progress))
-        cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
-        return cosine if self.schedule == "cosine" else 1.0 - progress
+        if self.schedule == "linear":
+            return 1.0 - progress
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 def exact(epochs: float) -> fractions.Fraction:

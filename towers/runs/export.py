@@ -6,7 +6,7 @@ from pathlib import Path
 
 import keras
 
-from towers import noise
+from towers import errors
 from towers.runs import run_folder
 
 
@@ -21,7 +21,7 @@ def check_can_be_saved(model: keras.Model) -> None:
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ValueError(
             "Keras cannot save the model: a layer or a model of your own needs a get_config with "
-            f"all arguments of its constructor ({noise.reason(error)})"
+            f"all arguments of its constructor ({errors.reason(error)})"
         ) from error
 
 

@@ -26,17 +26,17 @@ import numpy as np
 import tensorflow as tf
 
 from towers import (
-    adapted,
     conditions,
     cutting,
     devices,
     distribution,
     errors,
     hashes,
+    model_state,
     not_finite,
+    step,
     updating,
     worker,
-    worker_errors,
 )
 from towers.runs import (
     callback_state,
@@ -338,7 +338,7 @@ class Run:
         first = self.state.step
         try:
             return self._epochs(*arguments)
-        except worker_errors.GoneError as error:
+        except errors.GoneError as error:
             self.state.read()
             if not self.workers.is_chief or self.state.step == first:
                 raise
@@ -417,7 +417,7 @@ class Run:
         values = [variable.numpy() for variable in variables]
         try:
             yield
-        except worker_errors.WorkerError:
+        except errors.WorkerError:
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
             raise
@@ -600,7 +600,7 @@ class Run:
         parts = [part for name, part in self.state.parts().items() if name != "notes"]
         self.workers.broadcast("the state of the run", [v for part in parts for v in part])
         self.state.read()
-        adapted.refresh(self.model)
+        model_state.refresh(self.model)
         variables = [*self.model.variables, *self.model.optimizer.variables]
         # Not those with the -inf of a mask.
         self._finite = [v for v in variables if not np.isinf(_values(v)).any()]
@@ -655,7 +655,7 @@ class Run:
         so_far = earlier["stretches"] if is_begun else []
         is_stopped = json.loads(self.state.notes.numpy()).get("stopped")
         is_complete = is_begun and (is_stopped or self._is_at_end())
-        parameters = self.distribution.parameter_device
+        parameters = step.parameter_device(self.model)
         runs_on = conditions.environment() | stretches.on_devices(towers, parameters)
         now = so_far if is_complete else stretches.extended(so_far, at_step, runs_on)
         if not is_complete and so_far and now[-1]["first_step"] == at_step:

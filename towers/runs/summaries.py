@@ -17,7 +17,7 @@ from tensorboard.compat.proto import summary_pb2
 from tensorboard.plugins.scalar import summary
 from tensorflow.python.framework import convert_to_constants
 
-from towers import noise
+from towers import errors
 from towers.runs import figures, run_folder
 
 MAX_IMAGES = 8
@@ -74,10 +74,10 @@ def _on_disk() -> Iterator[None]:
         # Errors of other kinds are about files where they end with the system's words; the rest are
         # about the tensors to be shown.
         words = tuple(f"; {os.strerror(number)}" for number in (0, *errno.errorcode))
-        if not isinstance(error, _OF_FILES) and not noise.reason(error).endswith(words):
+        if not isinstance(error, _OF_FILES) and not errors.reason(error).endswith(words):
             raise
         raise run_folder.RunFolderError(
-            f"TensorBoard's files cannot be written: {noise.reason(error)}"
+            f"TensorBoard's files cannot be written: {errors.reason(error)}"
         ) from error
 
 

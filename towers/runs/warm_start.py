@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import adapted, errors, model_state
+from towers import errors, model_state
 from towers.runs import checkpoints, run_folder
 
 _ALLOWED = (
@@ -179,7 +179,7 @@ def _take_checkpoint(path: str, model: keras.Model) -> tuple:
             variable.assign(value)
             _add(digest, str(place), value)
             layers[variable.path.rpartition("/")[0] or variable.path] = None
-    adapted.refresh(model)
+    model_state.refresh(model)
     return digest.hexdigest(), list(layers), [], []
 
 
