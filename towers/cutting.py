@@ -97,3 +97,8 @@ def specs(batch: Structure) -> Structure:
         return keras.KerasTensor([None, *tensor.shape[1:]], dtype)
 
     return _map(spec, batch)
+
+
+def signature(batch: Structure) -> Structure:
+    """What decides which graph a batch runs through: its structure, shapes and types."""
+    return _map(lambda tensor: (tensor.dtype, tensor.shape), batch)

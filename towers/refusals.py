@@ -48,22 +48,23 @@ def check_model(model: keras.Model) -> None:
 def _why_not(layer: keras.layers.Layer) -> str | None:
     """Why towers cannot have a layer, and what to do; None if they can."""
     is_input = isinstance(layer, keras.layers.InputLayer)
+    has_batch_size = is_input and layer.batch_shape[:1] not in ((), (None,))
+    is_graph = hasattr(type(layer).call, "get_concrete_function")
+    is_synchronized = getattr(layer, "synchronized", False)
+    is_float8 = getattr(layer, "quantization_mode", None) == "float8"
     reasons = {
         "has a fixed batch size: leave batch_size out of keras.Input, because microbatches have "
-        "fewer examples": is_input and layer.batch_shape[:1] not in ((), (None,)),
+        "fewer examples": has_batch_size,
         "has @tf.function on its call, which keeps the values of its first call: remove it, since "
-        "fit makes a graph anyway": hasattr(type(layer).call, "get_concrete_function"),
+        "fit makes a graph anyway": is_graph,
         "is stateful: what it remembers of one example would meet another; give each example its "
         "whole sequence": getattr(layer, "stateful", False),
         "has synchronized=True: towers normalize each microbatch by itself; set microbatch_size to "
-        "the batch's to normalize the whole batch, or leave it out": getattr(
-            layer, "synchronized", False
-        ),
+        "the batch's to normalize the whole batch, or leave it out": is_synchronized,
         "is quantized to float8, whose scales remember the steps before: train it without "
-        "quantize, or without towers": getattr(layer, "quantization_mode", None) == "float8",
-        "draws its operations once, when its graph is built: use keras.layers.RandAugment": (
-            isinstance(layer, keras.layers.AugMix)
-        ),
+        "quantize, or without towers": is_float8,
+        "draws its operations once, when its graph is built: use "
+        "keras.layers.RandAugment": isinstance(layer, keras.layers.AugMix),
     }
     return next((reason for reason, applies in reasons.items() if applies), None)
 
