@@ -36,7 +36,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from towers import container_limits
+from towers import machine
 
 PYTORCH = """
 import functools, types, torch
@@ -453,7 +453,7 @@ def main():
     chosen = options.section or (REHEARSED if options.rehearse else SECTIONS)
     if options.part:
         chosen = [name for name in chosen if SECTIONS[name][0] in (0, options.part)]
-    at_once = 1 if options.rehearse else max(2, container_limits.available_cores() // 3)
+    at_once = 1 if options.rehearse else max(2, machine.available_cores() // 3)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         day = Day(options, Path(folder), time.monotonic(), at_once)

@@ -17,7 +17,7 @@ import time
 
 from benchmarks import turns
 from input_pipeline import datasets
-from towers import noise
+from towers import errors
 
 HEAD = """\
 | what | median | all |
@@ -35,7 +35,7 @@ def main():
     parser.add_argument("--data_dir", help="as train.py's")
     parser.add_argument("--steps", type=int, default=600)
     options = parser.parse_args()
-    noise.quiet_loggers()
+    errors.quiet_loggers()
     for split in datasets.SPLITS:
         datasets.load(options.dataset, options.data_dir, split)
     found: dict[str, list[float]] = {}

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import psutil
 
-from towers import container_limits, machine
+from towers import machine
 from towers.runs import run_folder
 
 
@@ -149,7 +149,7 @@ def conditions() -> dict:
     """What a figure must be read with."""
     found = {
         "processor": machine.processor(),
-        "cores": container_limits.available_cores(),
+        "cores": machine.available_cores(),
         "memory_gigabytes": round(psutil.virtual_memory().total / 2**30),
     }
     for package in ("tensorflow", "keras", "torch"):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import psutil
 
-from towers import container_limits, errors
+from towers import errors, machine
 
 # What a run needs when it trains, beyond what it has when it reads its images: 0.25 GB with the
 # recipe `tutorial`, 0.7 GB with 16 images of 128 x 128 at a time (docs/speed.md).
@@ -54,7 +54,7 @@ def check_memory(what: str, needed_bytes: int, otherwise: str = "") -> None:
 
     `otherwise` is what a person can do, as a sentence.
     """
-    limits = psutil.virtual_memory().available, container_limits.available_memory()
+    limits = psutil.virtual_memory().available, machine.memory_limit()
     available_bytes = min(limit for limit in limits if limit is not None)
     training_bytes = min(max(needed_bytes, _LEAST_TRAINING_BYTES), _MOST_TRAINING_BYTES)
     if needed_bytes > available_bytes - training_bytes:

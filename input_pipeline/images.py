@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
-from towers import container_limits
+from towers import machine
 
 from . import arrays, batches, decoded, mixing, pictures, preprocess
 
@@ -86,7 +86,7 @@ class ImageArrays(Images, arrays.InMemory):
 @functools.cache
 def _pool() -> concurrent.futures.ThreadPoolExecutor:
     """Threads that decode, in all as many as there are cores; Pillow runs beside Python."""
-    return concurrent.futures.ThreadPoolExecutor(container_limits.available_cores(), "decode")
+    return concurrent.futures.ThreadPoolExecutor(machine.available_cores(), "decode")
 
 
 @dataclasses.dataclass(eq=False)

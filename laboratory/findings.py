@@ -6,7 +6,7 @@ import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from towers import container_limits, devices, machine, noise
+from towers import devices, errors, machine
 
 import keras  # isort: skip
 
@@ -107,7 +107,7 @@ def start_runtime() -> None:
     Raises:
       ValueError: TensorFlow's runtime has started with less.
     """
-    noise.quiet_loggers()
+    errors.quiet_loggers()
     keras.config.disable_interactive_logging()
     devices.use_intra_op_threads(1)
     devices.choose(4)
@@ -121,7 +121,7 @@ def conditions(finding: Finding, seconds: float) -> str:
         finding.runs,
         *([finding.data] if finding.data else ["nothing is trained"]),
         *versions,
-        f"{container_limits.available_cores()} cores of {machine.processor()}",
+        f"{machine.available_cores()} cores of {machine.processor()}",
         f"{seconds:.0f} s",
     ]
     return f"({'; '.join(said)})"

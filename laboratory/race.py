@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from laboratory import data
-from towers import container_limits, devices
+from towers import devices, machine
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -72,7 +72,7 @@ def mean_needed(of_seeds: Sequence[float | None]) -> float | None:
 
 def side_by_side(calls: Sequence[Callable]) -> list:
     """Makes calls in threads, as many at a time as there are cores; returns their results."""
-    cores, silent = container_limits.available_cores(), keras.config.disable_interactive_logging
+    cores, silent = machine.available_cores(), keras.config.disable_interactive_logging
     with concurrent.futures.ThreadPoolExecutor(cores, initializer=silent) as pool:
         running = [pool.submit(call) for call in calls]
         try:

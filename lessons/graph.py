@@ -12,7 +12,7 @@ import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from benchmarks import profiles
 from laboratory import data, findings
 from lessons import lesson
-from towers import container_limits, devices, microbatch, networks, step
+from towers import devices, machine, microbatch, networks, step
 from towers.runs import summaries
 
 import keras  # isort: skip
@@ -65,7 +65,7 @@ def run(setup: findings.Setup, *, network=FULL_NETWORK, steps=20) -> findings.Fi
             "one after the other, for "
             f"{overlap(loop_seen):.0%}. The two towers took {milliseconds[0]:.0f} ms in one graph "
             f"and {milliseconds[1]:.0f} ms in that loop (cores: "
-            f"{container_limits.available_cores()})."
+            f"{machine.available_cores()})."
         ),
         numbers={
             "built": built,

@@ -18,7 +18,7 @@ from benchmarks import profiles
 from input_pipeline import datasets
 from laboratory import data, findings
 from lessons import lesson
-from towers import container_limits, devices, moving_averages, networks, weight_decay
+from towers import devices, machine, moving_averages, networks, weight_decay
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
@@ -86,7 +86,7 @@ def run(setup: findings.Setup, *, turns=5, profiles=6, steps=8, processes=True) 
       steps: in a turn of an input.
       processes: whether towers have processes of their own.
     """
-    images, cores = data.load(setup), container_limits.available_cores()
+    images, cores = data.load(setup), machine.available_cores()
     alone, behind = of_inputs(images, turns, steps)
     rates = {name: 1000 * DEVICE_BATCH / timed.step for name, timed in alone.items()}
     trained, of_profile = on_towers(setup, turns, profiles, processes)
@@ -136,7 +136,7 @@ def pipelines(images: data.Images, batch_size: int) -> dict[str, Iterable]:
     ahead = images.training_batches(batch_size, 10**9)
     # Threads of its own: otherwise it would wait while the towers use all of their process's.
     threads = tf.data.Options()
-    threads.threading.private_threadpool_size = container_limits.available_cores()
+    threads.threading.private_threadpool_size = machine.available_cores()
     one_by_one = functools.partial(image_by_image, images.train, batch_size)
     signature = (
         tf.TensorSpec([batch_size, *SHAPE], tf.float32),

@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import towers
-from towers import container_limits, distribution, separable
+from towers import distribution, machine, separable
 
 from tensorflow.python.eager import context  # isort: skip
 
@@ -262,7 +262,7 @@ def test_the_activations_of_few_microbatches_are_in_memory_together(accumulate):
     towers.distribute(model, 1, microbatch_size=6, accumulate_gradients=accumulate)
     model.fit(X, Y, **FIT)
     assert len(notes) == 2 * 9
-    cores = container_limits.available_cores()
+    cores = machine.available_cores()
     assert max(np.cumsum(notes)) <= (1 if accumulate else cores)
 
 

@@ -21,7 +21,7 @@ def test_a_factor_is_not_rounded_to_the_type_of_a_narrow_gradient():
     # 257 is 256 in bfloat16.
     one = tf.constant([[1.0]], tf.bfloat16)
     rows = tf.IndexedSlices(one, tf.constant([0]), tf.constant([1, 1]))
-    dense, sparse = gradients.scale([one, rows], tf.constant(257.0))
+    dense, sparse = (gradients.times(each, tf.constant(257.0)) for each in (one, rows))
     assert (dense.dtype, dense.numpy()) == (tf.float32, 257.0)
     assert (sparse.values.dtype, sparse.values.numpy()) == (tf.float32, 257.0)
 

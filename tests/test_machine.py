@@ -1,10 +1,44 @@
-"""What computes."""
+"""What computes, and what a container allows of it."""
+
+import os
 
 import pretend_gpu
 import pytest
 import tensorflow as tf
 
 from towers import conditions, machine
+
+
+@pytest.mark.parametrize(
+    "files, quota, memory",
+    [
+        ({"cpu.max": "250000 100000", "memory.max": "4000"}, 2, 4000),
+        ({"cpu.max": "50000 100000", "memory.max": "max"}, 1, None),
+        ({"cpu.max": "max 100000"}, None, None),
+        ({"cpu.max": "", "memory.max": ""}, None, None),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4, None),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None, None),
+        ({"memory/memory.limit_in_bytes": "4000"}, None, 4000),
+        ({}, None, None),
+    ],
+)
+def test_limits_are_those_of_the_control_group(tmp_path, monkeypatch, files, quota, memory):
+    monkeypatch.setattr(machine, "CONTROL_GROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8))
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{content}\n")
+    assert machine.available_cores() == (quota or 8)
+    assert machine.memory_limit() == memory
+
+
+def test_available_cores_are_those_of_the_process():
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert machine.available_cores() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 @pytest.fixture
@@ -46,21 +80,16 @@ def test_a_gpu_that_tensorflow_cannot_use_is_told_of_once(
 
 
 @pytest.mark.parametrize("tf32", [True, False])
-def test_what_computes_on_gpus_is_part_of_what_a_run_ran_on(tmp_path, monkeypatch, tf32):
+def test_what_computes_on_gpus_is_part_of_what_a_run_ran_on(monkeypatch, tf32):
     assert machine.gpu_software() == {} and "CUDA" not in conditions.environment()
     pretend_gpu.pretend(monkeypatch.setattr)
-    driver = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.154.05  Thu Dec 28 2023\n"
-    monkeypatch.setattr(machine, "NVIDIA_DRIVER", tmp_path / "version")
-    machine.NVIDIA_DRIVER.write_text(driver + "GCC version:  gcc version 12.2.0\n")
     build = {"cuda_version": "12.5.1", "cudnn_version": "9"}
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
     name = "tensor_float_32_execution_enabled"
     monkeypatch.setattr(tf.config.experimental, name, lambda: tf32)
     assert machine.gpu_software() == {
         "CUDA": "12.5.1",
-        "cuBLAS": "unknown",
         "cuDNN": "9",
-        "NVIDIA driver": "535.154.05",
         "TF32": "on" if tf32 else "off",
     }
     assert set(conditions.environment()) >= {"oneDNN", *machine.gpu_software()}

@@ -52,12 +52,6 @@ def test_decays_come_in_time_whatever_the_rounding_of_fractions(epochs_per_decay
         assert (learning_rate(at - 1), learning_rate(at)) == (0.5 ** (decays - 1), 0.5**decays)
 
 
-def test_a_warm_up_may_begin_with_a_share_of_the_rate():
-    """Goyal et al. 2017: four GPUs have four times the rate of one and begin with that of one."""
-    warm = rate("constant", warmup_epochs=0.5, warmup_start_factor=0.25)
-    assert [warm(seen) for seen in (0, 125, 250, 500)] == [0.25, 0.4375, 0.625, 1.0]
-
-
 @pytest.mark.parametrize("schedule", KERAS_S)
 def test_rate_is_keras_s_at_every_step(schedule):
     steps = range(0, 5 * STEPS_PER_EPOCH, 1)
@@ -79,7 +73,6 @@ def test_warm_up_and_cosine_are_keras_s():
     "schedule, wrong",
     [
         ("constant", {"examples_per_epoch": 0}),
-        ("constant", {"warmup_start_factor": 1.5}),
         ("exponential", {"epochs_per_decay": 0.0}),
         ("cosine", {"total_epochs": 2.0, "warmup_epochs": 2.0}),
         ("constant", {"initial": 0.0}),

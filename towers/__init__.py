@@ -22,11 +22,10 @@ from towers import (  # noqa: E402
     schedules,
 )
 from towers.distribution import distribute  # noqa: E402
-from towers.errors import UserError  # noqa: E402
+from towers.errors import UserError, WorkerError  # noqa: E402
 from towers.runs import callbacks  # noqa: E402
 from towers.runs.run import Finished, Run, Stopped  # noqa: E402
 from towers.version import __version__  # noqa: E402
-from towers.worker_errors import WorkerError  # noqa: E402
 
 __all__ = [
     "Finished", "Run", "Stopped", "UserError", "WorkerError", "__version__", "callbacks",

@@ -5,7 +5,7 @@ batch or a running total does not. Batch norm is left out: that each microbatch 
 itself is what is wanted.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import keras
@@ -20,12 +20,19 @@ _ENOUGH_DRAWS = 8  # examples of a microbatch
 
 
 class _Value(NamedTuple):
-    """A value that a pass gives: what it is, its place in the pass, and how it is combined."""
+    """A value that a pass gives: what it is, and its place in an attribute of the `Forward`."""
 
     name: str
-    of_pass: str  # the attribute of `microbatch.Forward`
+    attribute: str
     place: int
-    is_count: bool = False  # added over microbatches, not averaged
+    before: tf.Tensor | float = 0.0  # its value where a pass leaves it alone
+
+    def read(self, forward: microbatch.Forward) -> tf.Tensor:
+        """The value in a pass, float64; of a loss its sum."""
+        values = getattr(forward, self.attribute)
+        value = values[self.place] if self.place < len(values) else None
+        value = tf.cast(self.before if value is None else value, tf.float64)
+        return tf.reduce_sum(value) if self.attribute == "losses" else value
 
 
 def check(pass_: microbatch.Microbatch, batch: cutting.Structure, size: int) -> None:
@@ -33,40 +40,35 @@ def check(pass_: microbatch.Microbatch, batch: cutting.Structure, size: int) -> 
 
     Args:
       pass_: the passes of the model, of which one was traced.
-      batch: any of the data, as Keras's adapters yield it.
+      batch: any of the data.
       size: of a microbatch.
 
     Raises:
       ValueError: names what depends on the cut.
     """
+    model, traced = pass_.model, pass_.traced[-1]
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-    parts = cutting.cut(x, size)[:2]
-    if len(parts) < 2:
-        parts = cutting.cut(x, -(-cutting.num_examples(x) // 2))
-    if len(parts) < 2:
-        return  # one example
-    model, sizes = pass_.model, [cutting.num_examples(part) for part in parts]
-    both = keras.tree.map_structure(
-        lambda *tensors: None if tensors[0] is None else tf.concat(tensors, axis=0), *parts
-    )
-    if not (values := list(_values(model, pass_.traced[-1]))):
+    parts = cutting.cut(x, min(size, -(-cutting.num_examples(x) // 2)))[:2]
+    values = list(_values(model, traced))
+    if not values or len(parts) < 2:  # one example
         return
-    first = _forward(pass_, parts[0])
-    if _changes_of_random_layers_and_batch_norm(model, first):
-        # They differ between cuts, and rightly so: look without them.
+    if _may_depend(model) & set(map(id, _changed(model, traced))):
+        # Random layers and batch norm differ between cuts, and rightly so: look without them.
         pass_ = microbatch.Microbatch(model, training=False, jit_compile=False)
-        first = _forward(pass_, parts[0])
     tolerance, draws = _TOLERANCE, 1
     if any(layer.compute_dtype in ("bfloat16", "float16") for layer in model._flatten_layers()):
         tolerance = _TOLERANCE_OF_16_BITS
-    if any(map(model_state.is_draw_counter, _changed(model, first))):  # in evaluation, too
+    sizes = [cutting.num_examples(part) for part in parts]
+    if any(map(model_state.is_draw_counter, _changed(model, _forward(pass_, parts[0])))):
         if min(sizes) < _ENOUGH_DRAWS:
             return
         tolerance, draws = _TOLERANCE_OF_DRAWS, _DRAWS
-    passes = [[_forward(pass_, one, draw) for draw in range(draws)] for one in (both, *parts)]
+    whole = cutting.join(parts)
+    passes = [[_forward(pass_, one, draw) for draw in range(draws)] for one in (whole, *parts)]
     for value in values:
-        of_whole, *of_parts = (tf.stack([_read(model, o, value) for o in each]) for each in passes)
-        weights = [1, 1] if value.is_count else [n / sum(sizes) for n in sizes]
+        of_whole, *of_parts = (tf.stack(list(map(value.read, each))) for each in passes)
+        # What metrics count is added over microbatches, all else averaged over examples.
+        weights = [1, 1] if value.attribute == "metrics" else [n / sum(sizes) for n in sizes]
         off = sum(w * part for w, part in zip(weights, of_parts, strict=True)) - of_whole
         by_chance = 4 * tf.math.reduce_std(off, axis=0) / draws**0.5
         largest = tf.reduce_max(tf.abs(tf.reduce_mean(of_whole, axis=0)))
@@ -91,43 +93,22 @@ def _changed(model: keras.Model, forward: microbatch.Forward) -> list[keras.Vari
     return [variable for variable, value in both if value is not None]
 
 
-def _of_batch_norm(model: keras.Model) -> set[int]:
-    return {
-        id(weight)
-        for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.BatchNormalization)
-        for weight in layer.non_trainable_variables
-    }
-
-
-def _changes_of_random_layers_and_batch_norm(model, forward: microbatch.Forward) -> bool:
-    normalized = _of_batch_norm(model)
-    return any(
-        id(variable) in normalized or model_state.is_draw_counter(variable)
-        for variable in _changed(model, forward)
-    )
+def _may_depend(model: keras.Model) -> set[int]:
+    """The variables of batch norm and of random layers, by their identity."""
+    norms = [n for n in model._flatten_layers() if isinstance(n, keras.layers.BatchNormalization)]
+    variables = [variable for norm in norms for variable in norm.non_trainable_variables]
+    variables += filter(model_state.is_draw_counter, model.non_trainable_variables)
+    return set(map(id, variables))
 
 
 def _values(model: keras.Model, forward: microbatch.Forward) -> Iterator[_Value]:
     """What has to be looked at; most models have none of it."""
+    may_depend = _may_depend(model)
     for place in range(len(forward.losses)):
         yield _Value("a value that a layer gives to add_loss", "losses", place)
-    normalized = _of_batch_norm(model)
     for place, variable in enumerate(model.non_trainable_variables):
-        is_known = id(variable) in normalized or model_state.is_draw_counter(variable)
-        if forward.state[place] is not None and not is_known:
-            yield _Value(f"the weight {variable.path}", "state", place)
+        if forward.state[place] is not None and id(variable) not in may_depend:
+            yield _Value(f"the weight {variable.path}", "state", place, variable.value)
     for place, variable in enumerate(model.metrics_variables):
         if forward.metrics[place] is not None:
-            yield _Value(f"the metric {variable.path}", "metrics", place, is_count=True)
-
-
-def _read(model: keras.Model, forward: microbatch.Forward, value: _Value) -> tf.Tensor:
-    """A value of a pass, float64; where the pass leaves it alone, what there was before."""
-    found: Sequence = getattr(forward, value.of_pass)
-    read = found[value.place] if value.place < len(found) else tf.zeros(())
-    if read is None:
-        before = model.non_trainable_variables if value.of_pass == "state" else None
-        read = tf.zeros(()) if before is None else before[value.place].value
-    read = tf.cast(read, tf.float64)
-    return tf.reduce_sum(read) if value.of_pass == "losses" else read
+            yield _Value(f"the metric {variable.path}", "metrics", place)

@@ -5,7 +5,7 @@ nested or not, in which None stands for what is not there. Nothing is padded: of
 microbatch may be shorter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -23,7 +23,7 @@ def dense(batch: Structure) -> Structure:
     """
 
     def one(value):
-        if value is None or isinstance(value, tf.experimental.Optional):
+        if isinstance(value, tf.experimental.Optional):
             return None
         if isinstance(value, (tf.SparseTensor, tf.RaggedTensor)):
             raise TypeError(
@@ -32,10 +32,10 @@ def dense(batch: Structure) -> Structure:
             )
         return tf.convert_to_tensor(value)
 
-    batch = tree.map_structure(one, batch)
-    sizes = {tensor.shape[0] if tensor.shape.rank else None for tensor in _tensors(batch)}
+    batch = _map(one, batch)
+    shapes = [tuple(tensor.shape) for tensor in tensors(batch)]
+    sizes = {shape[0] if shape else None for shape in shapes}
     if len(sizes) != 1 or not sizes.isdisjoint({None, 0}):
-        shapes = [tuple(tensor.shape) for tensor in _tensors(batch)]
         raise ValueError(
             f"a batch has arrays of the shapes {shapes}: all must have the same number of examples "
             "first, at least 1"
@@ -43,13 +43,18 @@ def dense(batch: Structure) -> Structure:
     return batch
 
 
-def _tensors(batch: Structure) -> list[tf.Tensor]:
+def _map(function: Callable, batch: Structure) -> Structure:
+    return tree.map_structure(lambda value: None if value is None else function(value), batch)
+
+
+def tensors(batch: Structure) -> list[tf.Tensor]:
+    """All that is there, in flat order."""
     return [tensor for tensor in tree.flatten(batch) if tensor is not None]
 
 
 def num_examples(batch: Structure) -> int:
     """The length of the first axis."""
-    return _tensors(batch)[0].shape[0]
+    return tensors(batch)[0].shape[0]
 
 
 def sizes(count: int, size: int) -> list[int]:
@@ -59,7 +64,7 @@ def sizes(count: int, size: int) -> list[int]:
       >>> sizes(150, 64)
       [64, 64, 22]
     """
-    return [size] * (count // size) + ([count % size] if count % size else [])
+    return [min(size, count - first) for first in range(0, count, size)]
 
 
 def cut(batch: Structure, size: int) -> list[Structure]:
@@ -69,10 +74,8 @@ def cut(batch: Structure, size: int) -> list[Structure]:
     """
     n = num_examples(batch)
 
-    def part(first):
-        return tree.map_structure(
-            lambda tensor: None if tensor is None else tensor[first : min(first + size, n)], batch
-        )
+    def part(first: int) -> Structure:
+        return _map(lambda tensor: tensor[first : min(first + size, n)], batch)
 
     return [part(first) for first in range(0, n, size)]
 
@@ -88,20 +91,14 @@ def join(parts: Sequence[Structure]) -> Structure:
 
 def specs(batch: Structure) -> Structure:
     """Symbolic tensors like the batch, of any number of examples: models are built with them."""
-    return tree.map_structure(
-        lambda tensor: (
-            None
-            if tensor is None
-            else keras.KerasTensor(
-                [None, *tensor.shape[1:]], keras.backend.standardize_dtype(tensor.dtype)
-            )
-        ),
-        batch,
-    )
+
+    def spec(tensor: tf.Tensor) -> keras.KerasTensor:
+        dtype = keras.backend.standardize_dtype(tensor.dtype)
+        return keras.KerasTensor([None, *tensor.shape[1:]], dtype)
+
+    return _map(spec, batch)
 
 
 def signature(batch: Structure) -> Structure:
     """What decides which graph a batch runs through: its structure, shapes and types."""
-    return tree.map_structure(
-        lambda tensor: None if tensor is None else (tensor.dtype, tensor.shape), batch
-    )
+    return _map(lambda tensor: (tensor.dtype, tensor.shape), batch)

@@ -1,5 +1,6 @@
 """Where the work is done: one device per tower, and one, the CPU as a rule, for the variables."""
 
+import contextlib
 import os
 from collections.abc import Sequence
 
@@ -13,10 +14,9 @@ HOST = "/CPU:0"
 def choose(num_towers: int | None = None) -> tuple[str, ...]:
     """Chooses one device per tower.
 
-    With GPUs: the first `num_towers` of them. Without: logical CPU devices, which split one
-    machine's CPU into several devices that TensorFlow treats as separate. It makes them only before
-    its runtime starts, with the first tensor or variable; after that, towers share the devices
-    there are. The results are the same either way, and all devices share the same threads.
+    With GPUs: the first `num_towers` of them. Without: logical CPU devices, into which TensorFlow
+    splits the CPU only before its runtime starts, with the first tensor or variable; after that,
+    towers share the devices there are. The results are the same, and so are the threads.
 
     Args:
       num_towers: number of towers, at least 1; None means one per visible GPU, else 1.
@@ -32,72 +32,53 @@ def choose(num_towers: int | None = None) -> tuple[str, ...]:
     if num_towers < 1:
         raise ValueError(f"num_towers={num_towers}: must be at least 1")
     machine.tell_about_gpus()
-    if num_gpus:
-        return _gpu_devices(num_towers, num_gpus)
-    return _logical_cpu_devices(num_towers)
+    return _gpus(num_towers, num_gpus) if num_gpus else _logical_cpus(num_towers)
+
+
+def _gpus(num_towers: int, num_gpus: int) -> tuple[str, ...]:
+    for gpu in tf.config.get_visible_devices("GPU"):
+        # Not where the runtime has started, or the GPU is split into devices of a size.
+        with contextlib.suppress(RuntimeError, ValueError):
+            tf.config.experimental.set_memory_growth(gpu, True)
+    if num_towers > num_gpus:
+        raise ValueError(
+            f"num_towers={num_towers}: this machine has {num_gpus} GPU(s), and each tower needs "
+            "one; hide the GPUs with CUDA_VISIBLE_DEVICES=-1 to run the towers on the CPU"
+        )
+    return tuple(f"/GPU:{tower}" for tower in range(num_towers))
+
+
+def _logical_cpus(num_towers: int) -> tuple[str, ...]:
+    if machine.num_devices("CPU") < num_towers:
+        parts = [tf.config.LogicalDeviceConfiguration()] * num_towers
+        with contextlib.suppress(RuntimeError):  # the runtime has started
+            cpu = tf.config.get_visible_devices("CPU")[0]
+            tf.config.set_logical_device_configuration(cpu, parts)
+    num_devices = machine.num_devices("CPU")
+    return tuple(f"/CPU:{tower % num_devices}" for tower in range(num_towers))
 
 
 def of_towers(towers: int | Sequence[str] | None) -> tuple[str, ...]:
     """The towers' devices, given their number, as for `choose`, or a list of names.
 
     Raises:
-      TypeError, ValueError: it is neither, or as `choose`.
+      TypeError, ValueError: it is neither, or as `choose`; or there is no such device, for which
+        TensorFlow would take another one.
     """
     if towers is None or (isinstance(towers, int) and not isinstance(towers, bool)):
         return choose(towers)
-    return _names(towers)
-
-
-def _names(given) -> tuple[str, ...]:
-    """The names of towers' devices, which must exist: TensorFlow would take another one."""
-    is_list = isinstance(given, (list, tuple)) and len(given) > 0
-    if not (is_list and all(isinstance(name, str) for name in given)):
+    names = towers if isinstance(towers, (list, tuple)) else ()
+    if not names or not all(isinstance(name, str) for name in names):
         raise TypeError(
-            f"towers={given!r}: must be their number, or a list of their devices' names"
+            f"towers={towers!r}: must be their number, or a list of their devices' names"
         )
-    for name in given:
-        _check_device(name)
-    return tuple(given)
-
-
-def _check_device(name: str) -> None:
-    try:
+    for name in names:
         spec = tf.DeviceSpec.from_string(name)
-    except ValueError as error:
-        raise ValueError(f"towers has {name!r}: must be the name of a device") from error
-    kind = spec.device_type or "CPU"
-    number = machine.num_devices(kind)
-    if (spec.device_index or 0) >= number:
-        raise ValueError(f"towers has {name!r}: no such device; {kind} devices: {number}")
-
-
-def _gpu_devices(num_towers: int, num_gpus: int) -> tuple[str, ...]:
-    for gpu in tf.config.get_visible_devices("GPU"):
-        try:
-            tf.config.experimental.set_memory_growth(gpu, True)
-        except (RuntimeError, ValueError):
-            # The runtime has started already, or the GPU is split into logical devices of a given
-            # size: memory growth stays as it was.
-            continue
-    if num_towers > num_gpus:
-        raise ValueError(
-            f"num_towers={num_towers}: this machine has {num_gpus} GPU(s), and each tower needs "
-            f"one; use at most {num_gpus}, or hide the GPUs with CUDA_VISIBLE_DEVICES=-1 to run "
-            "the towers on the CPU"
-        )
-    return tuple(f"/GPU:{tower}" for tower in range(num_towers))
-
-
-def _logical_cpu_devices(num_towers: int) -> tuple[str, ...]:
-    cpu, num_devices = tf.config.get_visible_devices("CPU")[0], machine.num_devices("CPU")
-    if num_devices < num_towers:
-        try:
-            tf.config.set_logical_device_configuration(
-                cpu, [tf.config.LogicalDeviceConfiguration()] * num_towers
-            )
-        except RuntimeError:  # the runtime has started
-            return tuple(f"/CPU:{tower % num_devices}" for tower in range(num_towers))
-    return tuple(f"/CPU:{tower}" for tower in range(num_towers))
+        kind = spec.device_type or "CPU"
+        number = machine.num_devices(kind)
+        if (spec.device_index or 0) >= number:
+            raise ValueError(f"towers has {name!r}: no such device; {kind} devices: {number}")
+    return tuple(names)
 
 
 def use_intra_op_threads(intra_op_threads: int) -> None:
@@ -107,18 +88,10 @@ def use_intra_op_threads(intra_op_threads: int) -> None:
     statistics of batch norm are summed in one share per thread.
 
     Raises:
-      ValueError: TensorFlow's runtime has started with another number.
+      RuntimeError: from TensorFlow, whose runtime has started with another number.
     """
-    if tf.config.threading.get_intra_op_parallelism_threads() == intra_op_threads:
-        return
-    try:
+    if tf.config.threading.get_intra_op_parallelism_threads() != intra_op_threads:
         tf.config.threading.set_intra_op_parallelism_threads(intra_op_threads)
-    except RuntimeError as error:
-        raise ValueError(
-            f"intra_op_threads={intra_op_threads}: TensorFlow has already started with another "
-            f"number; call towers.devices.use_intra_op_threads({intra_op_threads}) before anything "
-            "else that uses TensorFlow"
-        ) from error
 
 
 def run_deterministically() -> None:

@@ -1,11 +1,11 @@
 """`towers.distribute`: the one line that puts a Keras model on towers."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
-from keras import tree
 
 from towers import (
     cut_check,
@@ -20,7 +20,6 @@ from towers import (
 )
 
 from keras.src import backend  # isort: skip
-from keras.src.trainers.data_adapters import data_adapter_utils  # isort: skip
 from keras.src.utils import io_utils  # isort: skip
 
 MOST_MICROBATCHES = 8  # of a batch, by default
@@ -72,22 +71,15 @@ def distribute(
     """
     if not isinstance(model, keras.Model):
         raise TypeError(f"model is a {type(model).__name__}: must be a keras.Model")
-    if microbatch_size is not None and (
-        isinstance(microbatch_size, bool) or not isinstance(microbatch_size, int)
-    ):
-        raise TypeError(f"microbatch_size={microbatch_size!r}: must be an integer or None")
-    if microbatch_size is not None and microbatch_size < 1:
-        raise ValueError(f"microbatch_size={microbatch_size}: must be at least 1")
-    if joined_loss is not None and not isinstance(joined_loss, bool):
+    if microbatch_size is not None and (type(microbatch_size) is not int or microbatch_size < 1):
+        raise ValueError(f"microbatch_size={microbatch_size!r}: must be an integer from 1, or None")
+    if joined_loss is not None and type(joined_loss) is not bool:
         raise TypeError(f"joined_loss={joined_loss!r}: must be True, False or None")
-    if isinstance(towers, int) and towers < 1:
-        raise ValueError(f"towers={towers}: must be at least 1")
     refusals.check_model(model)
     tower_devices = devices.of_towers(towers)
     devices.run_graphs_as_written()
-    Distribution(
-        model, tower_devices, microbatch_size, joined_loss, accumulate_gradients, workers
-    ).install()
+    workers = workers or worker.Workers()
+    Distribution(model, tower_devices, microbatch_size, joined_loss, accumulate_gradients, workers)
     return model
 
 
@@ -108,96 +100,60 @@ def distribution(model: keras.Model) -> "Distribution":
     return model._towers
 
 
+@dataclasses.dataclass(eq=False)
 class Distribution:
     """What stands between a model and its towers.
+
+    It gives the model functions that run on towers, in place of those that Keras would make.
+    `compile` forgets the functions, and the next call of the model makes them anew.
 
     Attributes:
       model: whose functions these are.
       tower_devices: one device for each tower.
-      microbatch_size, joined_loss: the arguments of `distribute`.
-      workers: the workers of the run; one alone by default.
+      microbatch_size, joined_loss, accumulate_gradients: the arguments of `distribute`.
+      workers: the workers of the run, maybe one alone.
+      num_towers: of all workers together.
+      program: the step of a run (`runs.run`), after `prepare`.
+
+    Raises:
+      WorkerError: another worker would cut batches in another way.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        tower_devices: tuple[str, ...],
-        microbatch_size: int | None,
-        joined_loss: bool | None,
-        accumulate_gradients: bool,
-        workers: worker.Workers | None = None,
-    ):
-        self.model, self.tower_devices = model, tower_devices
-        self._accumulate = accumulate_gradients
-        self.microbatch_size, self.joined_loss = microbatch_size, joined_loss
-        self._sizes: dict[str, int] = {}  # of a microbatch, in the present call of each
-        self.workers = workers or worker.Workers()
-        self._towers_of_workers = self._agree()
-        self._compared: set[str] = set()  # calls whose first batch all workers have
-        self._is_told = self._is_shared = False
-        self.described_optimizer: dict | None = None  # as a run's config.json has it
+    model: keras.Model
+    tower_devices: tuple[str, ...]
+    microbatch_size: int | None
+    joined_loss: bool | None
+    accumulate_gradients: bool
+    workers: worker.Workers
+    program: step.Program = dataclasses.field(init=False)
 
-    def _agree(self) -> list[int]:
-        """How many towers each worker has; all must cut batches in the same way.
-
-        Raises:
-          WorkerError: another worker does not.
-        """
+    def __post_init__(self):
         own = {"microbatch_size": self.microbatch_size}
         worker.check_same(self.workers, "how models are distributed", own, "{}=".format)
-        return self.workers.exchange("numbers of towers", len(self.tower_devices))
-
-    def _check_same_data(self, name: str, batch) -> None:
-        """Checks that all workers begin a call with the same batch.
-
-        Raises:
-          WorkerError: names a worker that does not.
-        """
-        if name in self._compared or self.workers.count == 1:
-            return
-        self._compared.add(name)
-        arrays = [tensor.numpy() for tensor in tree.flatten(batch) if tensor is not None]
-        name = "first batch, which must be the same and whole on all workers, of sha256"
-        worker.check_same(self.workers, "a first batch", {name: hashes.sha256(arrays)[:12]})
-
-    def _share_state(self) -> None:
-        """Gives all workers the chief's variables, once they are made."""
-        if self.workers.count == 1 or self._is_shared:
-            return
-        self._is_shared, model = True, self.model
-        variables = [*model.variables, *(model.optimizer.variables if model.optimizer else ())]
-        self.workers.broadcast("the first weights", [v.value for v in variables])
-
-    def install(self) -> None:
-        """Gives the model functions that run on towers, in place of those that Keras would make.
-
-        `compile` forgets the functions, and the next call of the model makes them anew.
-        """
+        towers = len(self.tower_devices)
+        self._towers_of_workers = self.workers.exchange("numbers of towers", towers)
+        self.num_towers = sum(self._towers_of_workers)
+        self._sizes: dict[str, int] = {}  # of a microbatch, in the present call of each
+        self._is_told = self._is_shared = False
+        self.described_optimizer: dict | None = None  # as a run's config.json has it
         model = self.model
         model._towers = self
         model.train_function = model.test_function = model.predict_function = None
         model.make_train_function = lambda force=False: self._make("train_function", force)
         model.make_test_function = lambda force=False: self._make("test_function", force)
-        if refusals.has_own_predict_step(model):
-            return  # Keras calls it, without towers
-        model.make_predict_function = lambda force=False: self._make("predict_function", force)
+        if not refusals.is_overridden(model, "predict_step"):  # else Keras calls it, without towers
+            model.make_predict_function = lambda force=False: self._make("predict_function", force)
 
     def _make(self, name: str, force: bool) -> None:
-        self._compared.discard(name)
         self._sizes.pop(name, None)
-        if getattr(self.model, name) is not None and not force:
-            return
-        refusals.check_model(self.model)
-        make = {
-            "train_function": lambda: self._over_batches(training=True),
-            "test_function": lambda: self._over_batches(training=False),
-            "predict_function": self._predict_function,
-        }
-        setattr(self.model, name, make[name]())
+        if getattr(self.model, name) is None or force:
+            refusals.check_model(self.model)
+            is_predict = name == "predict_function"
+            function = self._predict_function() if is_predict else self._over_batches(name)
+            setattr(self.model, name, function)
 
-    def _over_batches(self, training: bool) -> Callable[[Iterator], dict[str, tf.Tensor]]:
+    def _over_batches(self, name: str) -> Callable[[Iterator], dict[str, tf.Tensor]]:
         """Keras's train or test function: (iterator over batches) to the metrics after them."""
-        name = "train_function" if training else "test_function"
         program = None
 
         def function(iterator: Iterator) -> dict[str, tf.Tensor]:
@@ -206,20 +162,26 @@ class Distribution:
             most = STEPS_IN_A_CALL if self.model.jit_compile else 1
             while batches := list(itertools.islice(iterator, min(left, most))):
                 left, batches = left - len(batches), list(map(cutting.dense, batches))
-                first = batches[0]
-                self._check_same_data(name, first)
-                size = self._size(name, first)
+                size = self._size(name, batches[0])
                 if program is None:
-                    _build(self.model, first, with_optimizer=training)
-                    if training:
-                        self._share_state()
-                    program = self._program(first, size, training)
-                self._tell(first, size, program)
+                    program = self._program(batches[0], size, name == "train_function")
                 with self.workers.watched():
                     logs = program.make_steps(batches, size)
             if logs is None:
                 raise StopIteration
             return logs
+
+        return function
+
+    def _predict_function(self) -> Callable[[Sequence], object]:
+        program = step.Prediction(self.model, self.tower_devices)
+
+        def function(batches: Sequence):
+            outputs = []
+            for batch in map(cutting.dense, batches):
+                _build(self.model, batch, only_model=True)
+                outputs.append(program(batch, self._size("predict_function", batch)))
+            return cutting.join(outputs)
 
         return function
 
@@ -229,7 +191,7 @@ class Distribution:
         take: Callable[[], None],
         after_update: Sequence[Callable[[int], None]] = (),
     ) -> None:
-        """Makes the step of a run (`runs.run`) from its first batch, before any is made.
+        """Makes the step of a run from its first batch, before any is made.
 
         Args:
           batch: as Keras's adapters yield it.
@@ -238,31 +200,9 @@ class Distribution:
           after_update: as a `step.Program` takes them.
         """
         refusals.check_model(self.model)
-        self._compared.discard("run")
-        self._check_same_data("run", batch)
         self._sizes.pop("run", None)
-        size = self._size("run", batch)
-        _build(self.model, batch, with_optimizer=False)
-        take()
-        _build(self.model, batch, with_optimizer=True)
-        self._share_state()
-        self._of_run = self._program(batch, size, True, watched=True, after_update=after_update)
-        self._tell(batch, size, self._of_run)
-
-    @property
-    def num_towers(self) -> int:
-        """Of all workers together."""
-        return sum(self._towers_of_workers)
-
-    @property
-    def parameter_device(self) -> str:
-        """Where the weights of the built model are."""
-        return step.parameter_device(self.model)
-
-    @property
-    def program(self) -> step.Program:
-        """The step of a run, after `prepare`."""
-        return self._of_run
+        options = {"watched": True, "after_update": after_update}
+        self.program = self._program(batch, self._size("run", batch), True, take, **options)
 
     def size_of_run(self) -> int:
         """Examples of a microbatch in a run, after `prepare`."""
@@ -271,44 +211,59 @@ class Distribution:
     def train_step(self, batch: cutting.Structure) -> tuple[dict[str, tf.Tensor], updating.Watched]:
         """Makes a step of a run, after `prepare`; raises as `step.Program`."""
         with self.workers.watched():
-            return self._of_run(batch, self._sizes["run"])
+            return self.program(batch, self._sizes["run"])
+
+    def _size(self, name: str, batch) -> int:
+        """Examples of a microbatch in a call, which its first batch decides.
+
+        Raises:
+          WorkerError: names a worker that does not have the same first batch.
+        """
+        if name not in self._sizes:
+            self._sizes[name] = self.microbatch_size or default_size(cutting.num_examples(batch))
+            if self.workers.count > 1 and name != "predict_function":
+                arrays = [tensor.numpy() for tensor in cutting.tensors(batch)]
+                what = "first batch, which must be the same and whole on all workers, of sha256"
+                own = {what: hashes.sha256(arrays)[:12]}
+                worker.check_same(self.workers, "a first batch", own)
+        return self._sizes[name]
 
     def _program(
-        self, batch, size: int, training: bool, *, watched: bool = False, after_update=()
+        self, batch, size: int, training: bool, take: Callable[[], None] | None = None, **options
     ) -> step.Program:
         """The step, with the loss of each tower where that is the same, else with a joined one."""
-        reason = separable.why_joined(self.model) if self.joined_loss is None else None
+        model = self.model
+        _build(model, batch)
+        if take is not None:
+            take()
+        if training and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        if training:
+            self._share_state()
+        reason = separable.why_joined(model) if self.joined_loss is None else None
         joined = bool(self.joined_loss) or reason is not None
+        options |= {
+            "workers": self.workers,
+            "towers_of_workers": self._towers_of_workers,
+            "accumulate_gradients": self.accumulate_gradients,
+        }
         while True:
-            program = step.Program(
-                self.model, self.tower_devices, training, joined, reason, watched,
-                self.workers, self._towers_of_workers, self._accumulate, after_update,
-            )  # fmt: skip
+            program = step.Program(model, self.tower_devices, training, joined, reason, **options)
             try:
                 program.trace(batch, size)
             except separable.NotSeparable as error:
                 joined, reason = True, str(error)
             else:
                 cut_check.check(program.pass_, batch, size)
+                self._tell(batch, size, program)
                 return program
 
-    def _predict_function(self) -> Callable[[Sequence], object]:
-        program = step.Prediction(self.model, self.tower_devices)
-
-        def function(batches: Sequence):
-            outputs = []
-            for batch in batches:
-                batch = cutting.dense(batch)
-                _build(self.model, batch, with_optimizer=False, only_model=True)
-                outputs.append(program(batch, self._size("predict_function", batch)))
-            return outputs[0] if len(outputs) == 1 else cutting.join(outputs)
-
-        return function
-
-    def _size(self, name: str, batch) -> int:
-        if name not in self._sizes:  # the first batch decides where microbatch_size is None
-            self._sizes[name] = self.microbatch_size or default_size(cutting.num_examples(batch))
-        return self._sizes[name]
+    def _share_state(self) -> None:
+        """Gives all workers the chief's variables, once they are made."""
+        if not self._is_shared:
+            self._is_shared = True
+            variables = [*self.model.variables, *self.model.optimizer.variables]
+            self.workers.broadcast("the first weights", [v.value for v in variables])
 
     def _tell(self, batch, size: int, program: step.Program) -> None:
         """Says once, at the first batch, how it is computed."""
@@ -326,24 +281,15 @@ class Distribution:
         )
 
 
-def _build(model: keras.Model, batch, *, with_optimizer: bool, only_model: bool = False) -> None:
-    """Makes the variables of model, loss, metrics and optimizer, as Keras's JAX trainer does."""
-    x, y, weight = data_adapter_utils.unpack_x_y_sample_weight(cutting.specs(batch))
-    loss, metrics = model._compile_loss, model._compile_metrics
-    parts = [loss, metrics] if not only_model else []
-    if not all(layer.built for layer in model._flatten_layers()) or any(
-        part is not None and not part.built for part in parts
-    ):
-        with refusals.explained(model):
-            outputs = backend.compute_output_spec(model, x, training=False)
-            if parts and metrics is not None and not metrics.built:
-                backend.compute_output_spec(
-                    model.compute_metrics, x, y, outputs, sample_weight=weight
-                )
-            if parts and loss is not None and not loss.built:
-                backend.compute_output_spec(
-                    model._compute_loss, x, y, outputs, sample_weight=weight, training=False
-                )
-    if with_optimizer and not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
+def _build(model: keras.Model, batch, only_model: bool = False) -> None:
+    """Makes the variables of model, loss and metrics, as Keras's JAX trainer does."""
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(cutting.specs(batch))
+    parts = () if only_model else (model._compile_metrics, model._compile_loss)
+    unbuilt = [part for part in parts if part is not None and not part.built]
+    if unbuilt or not all(layer.built for layer in model._flatten_layers()):
+        outputs = backend.compute_output_spec(model, x, training=False)
+        if model._compile_metrics in unbuilt:
+            backend.compute_output_spec(model.compute_metrics, x, y, outputs, weight)
+        if model._compile_loss in unbuilt:
+            backend.compute_output_spec(model._compute_loss, x, y, outputs, weight, training=False)
     model._post_build()

@@ -1,18 +1,16 @@
 """Gradients of many microbatches become one gradient per weight.
 
-They are added in the order of a fixed tree, whose leaves are the microbatches. A gradient is a
-Tensor, a `tf.IndexedSlices` (an embedding's), or None where the loss does not depend on the weight;
-a list of gradients has one per weight, in the order of `model.trainable_variables`.
+They are added in the order of a fixed tree, whose leaves are the microbatches. A list of gradients
+has one per weight, in the order of `model.trainable_variables`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from towers import one_gradient
-
-Gradient = one_gradient.Gradient
+# Of a weight; IndexedSlices of an embedding's, None where the loss does not depend on it.
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 Subtree = tuple[int, int]  # the first of its leaves, and the one after its last
 Sums = Mapping[Subtree, Sequence[Gradient]]  # of the gradients of a subtree's microbatches
 
@@ -73,17 +71,12 @@ def sum_over_share(
       num_microbatches: of the global batch.
 
     Returns:
-      For each of the tower's `subtrees` one gradient per weight: None where it is None in every
-      microbatch; IndexedSlices where it is IndexedSlices in every one that has one (indices and
-      values are joined, which is their sum). Types narrower than float32 are added as float32, so
-      that a long sum does not wear down their few bits of mantissa; Keras's optimizers cast to the
-      type of the weight.
-
-    Raises:
-      ValueError: the microbatches do not have the same number of weights.
+      For each of the tower's `subtrees` one gradient per weight, as `add` makes it. Types narrower
+      than float32 are added as float32, so that a long sum does not wear down their few bits of
+      mantissa; Keras's optimizers cast to the type of the weight.
     """
     leaves = {
-        (m, m + 1): [one_gradient.widened(gradient) for gradient in gradients]
+        (m, m + 1): [widened(gradient) for gradient in gradients]
         for m, gradients in zip(own, of_microbatches, strict=True)
     }
     return {
@@ -93,22 +86,48 @@ def sum_over_share(
 
 
 def add_weight_by_weight(a: Sequence[Gradient], b: Sequence[Gradient]) -> list[Gradient]:
-    """The sums of two lists of gradients; a ValueError if they are not of the same weights."""
-    if len(a) != len(b):
-        raise ValueError(f"parts have different numbers of gradients: {sorted({len(a), len(b)})}")
-    return [one_gradient.add(one, other) for one, other in zip(a, b, strict=True)]
+    """The sums of two lists of gradients."""
+    return [add(one, other) for one, other in zip(a, b, strict=True)]
 
 
-def scale(gradients: Sequence[Gradient], factor: float | tf.Tensor) -> list[Gradient]:
-    """Multiplies every gradient by `factor`; None stays None, IndexedSlices stay sparse.
+def add(a: Gradient, b: Gradient) -> Gradient:
+    """The sum; None counts as zero, and of two that are sparse the rows are joined."""
+    if a is None or b is None:
+        return b if a is None else a
+    if isinstance(a, tf.IndexedSlices) and isinstance(b, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.concat([a.values, b.values], axis=0),
+            tf.concat([a.indices, b.indices], axis=0),
+            a.dense_shape,
+        )
+    return tf.convert_to_tensor(a) + tf.convert_to_tensor(b)
 
-    Types narrower than float32 become float32, in which the factor keeps its bits.
-    """
-    return [one_gradient.times(gradient, factor) for gradient in gradients]
+
+def widened(gradient: Gradient) -> Gradient:
+    """As float32, if its type is narrower."""
+    if gradient is None or gradient.dtype not in (tf.bfloat16, tf.float16):
+        return gradient
+    return _on_values(gradient, lambda values: tf.cast(values, tf.float32))
+
+
+def times(gradient: Gradient, factor: float | tf.Tensor) -> Gradient:
+    """The product, at least in float32, in which the factor keeps its bits."""
+    return _on_values(widened(gradient), lambda values: values * tf.cast(factor, values.dtype))
+
+
+def over(gradient: Gradient, count: float | tf.Tensor) -> Gradient:
+    """The quotient."""
+    return _on_values(gradient, lambda values: values / tf.cast(count, values.dtype))
+
+
+def _on_values(gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = function(gradient.values)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return None if gradient is None else function(gradient)
 
 
 def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
     """The Euclidean norm of all gradients together, float32 []; None counts as zero."""
     present = [g for g in gradients if g is not None]
-    dense = [tf.cast(tf.convert_to_tensor(g), tf.float32) for g in present]
-    return tf.linalg.global_norm(dense)
+    return tf.linalg.global_norm([tf.cast(tf.convert_to_tensor(g), tf.float32) for g in present])

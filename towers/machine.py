@@ -1,26 +1,78 @@
-"""What computes, as far as it shows in a run's last bits."""
+"""What computes: cores and their processor, GPUs, and what a container allows of them."""
 
-import ctypes
 import functools
 import logging
 import os
 import platform
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import tensorflow as tf
 
-from towers import container_limits
-
+CONTROL_GROUP = Path("/sys/fs/cgroup")  # the container's, on Linux
 CPUINFO = Path("/proc/cpuinfo")
 DEVICE_FILES = Path("/dev")
-NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def available_cores() -> int:
+    """The cores this process may use, at least 1.
+
+    A container that has 2.5 cores' time may use 2: of three threads one would always be waited for.
+    """
+    quota = _limits("cpu.max") or _limits("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
+    if not quota:
+        return _cores_of_process()
+    return max(1, min(_cores_of_process(), quota[0] // quota[1]))
+
+
+def memory_limit() -> int | None:
+    """Bytes that the container may have; None where there is no limit."""
+    limit = _limits("memory.max") or _limits("memory/memory.limit_in_bytes")
+    return limit[0] if limit else None
+
+
+def _limits(*files: str) -> list[int]:
+    """The numbers in files of a control group of version 2 or 1; empty where there is no limit."""
+    try:
+        words = [(CONTROL_GROUP / name).read_text().split() for name in files]
+        numbers = [int(word) for line in words for word in line]
+    except (OSError, ValueError):  # not there; `max` in the place of a number
+        return []
+    return numbers if numbers and min(numbers) > 0 else []
+
+
+def _cores_of_process() -> int:
+    """The cores it may be scheduled on, for however much of their time; TensorFlow counts these."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # not Linux
+
+
+def intra_op_threads() -> int:
+    """How many threads share the work of one operation on the CPU."""
+    given = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
+    return (
+        tf.config.threading.get_intra_op_parallelism_threads()
+        or (int(given) if given.isdecimal() else 0)
+        or _cores_of_process()
+    )
+
+
+def processor() -> str:
+    """The processor's name, where the system tells; its kind shows in a run's last bits."""
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def are_cpus(tower_devices: Sequence[str]) -> bool:
     """Whether all towers are on the CPU."""
     return all(device.startswith("/CPU") for device in tower_devices)
+
+
+def kinds(tower_devices: Sequence[str]) -> str:
+    """What kind of device the towers are on: `CPU`, or the names of the GPUs."""
+    return "CPU" if are_cpus(tower_devices) else ", ".join(gpu_names())
 
 
 def num_devices(kind: str) -> int:
@@ -33,13 +85,6 @@ def num_devices(kind: str) -> int:
     return sum(len(tf.config.get_logical_device_configuration(one) or [one]) for one in visible)
 
 
-def kinds(tower_devices: Sequence[str]) -> str:
-    """What kind of device the towers are on: `CPU`, or the names of the GPUs."""
-    if are_cpus(tower_devices):
-        return "CPU"
-    return ", ".join(gpu_names())
-
-
 def gpu_names() -> list[str]:
     """The kinds of GPUs that the process may use, each once."""
     details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
@@ -47,70 +92,25 @@ def gpu_names() -> list[str]:
 
 
 def gpu_software() -> dict[str, str]:
-    """What computes on the GPUs that the process may use, name to version; empty without any."""
+    """What TensorFlow was built for and how it multiplies on GPUs; empty without any."""
     if not tf.config.get_visible_devices("GPU"):
         return {}
     build = tf.sysconfig.get_build_info()
-    driver = NVIDIA_DRIVER.read_text() if NVIDIA_DRIVER.exists() else ""
-    found = re.search(r"\b\d+(\.\d+)+\b", driver)
-    cuda, cudnn = (build.get(f"{name}_version", "unknown") for name in ("cuda", "cudnn"))
-    cublas = _loaded(f"libcublasLt.so.{cuda.split('.')[0]}", "cublasLtGetVersion")
     return {
-        "CUDA": cuda,
-        "cuBLAS": cublas or "unknown",
-        "cuDNN": _loaded(f"libcudnn.so.{cudnn.split('.')[0]}", "cudnnGetVersion") or cudnn,
-        "NVIDIA driver": found[0] if found else "unknown",
+        "CUDA": build.get("cuda_version", "unknown"),
+        "cuDNN": build.get("cudnn_version", "unknown"),
         "TF32": "on" if tf.config.experimental.tensor_float_32_execution_enabled() else "off",
     }
-
-
-def _loaded(library: str, function: str) -> str | None:
-    """The version of a library that this process has loaded; None where it has not.
-
-    TensorFlow loads cuBLAS and cuDNN when it lists GPUs, and tells only for which it was built.
-    """
-    try:
-        version = getattr(ctypes.CDLL(library, mode=os.RTLD_NOLOAD | os.RTLD_NOW), function)
-    except (OSError, AttributeError):
-        return None
-    version.restype = ctypes.c_size_t
-    number = version()  # such as 91900
-    return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
 
 
 @functools.cache
 def tell_about_gpus() -> None:
     """Logs a warning, once, where a GPU is not used: TF_CPP_MIN_LOG_LEVEL=3 hides TensorFlow's."""
-    if notice := _unused_gpus():
-        logging.getLogger(__name__).warning(notice)
-
-
-def _unused_gpus() -> str | None:
     if tf.config.list_physical_devices("GPU") or "CUDA_VISIBLE_DEVICES" in os.environ:
-        return None
-    files = os.listdir(DEVICE_FILES) if DEVICE_FILES.exists() else []
-    there = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in files)
-    if not there:
-        return None
-    return (
-        f"this machine has {there} NVIDIA GPU(s), but TensorFlow can use none of them: install "
-        f"tensorflow[and-cuda]=={tf.__version__} with pip, or set CUDA_VISIBLE_DEVICES=-1 to train "
-        "on the CPU without this notice"
-    )
-
-
-def processor() -> str:
-    """The processor's name, where the system tells; its kind shows in a run's last bits."""
-    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def intra_op_threads() -> int:
-    """How many threads share the work of one operation on the CPU."""
-    given = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
-    return (
-        tf.config.threading.get_intra_op_parallelism_threads()
-        or (int(given) if given.isdecimal() else 0)
-        or container_limits.cores_of_process()
-    )
+        return
+    if gpus := list(DEVICE_FILES.glob("nvidia[0-9]*")):
+        logging.getLogger(__name__).warning(
+            f"this machine has {len(gpus)} NVIDIA GPU(s), but TensorFlow can use none of them: "
+            f"install tensorflow[and-cuda]=={tf.__version__} with pip, or set "
+            "CUDA_VISIBLE_DEVICES=-1 to train on the CPU without this notice"
+        )

@@ -6,7 +6,6 @@ no effect but its result, and depends on nothing but its arguments.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -14,16 +13,17 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from towers import adapted, cutting, gradients, model_state, refusals, separable
+from towers import cutting, gradients, model_state, refusals, separable
 
 from keras.src import backend  # isort: skip
-from keras.src.trainers.data_adapters import data_adapter_utils  # isort: skip
 
 
 class Forward(NamedTuple):
     """What a forward pass gives; n is the number of examples of the microbatch.
 
     Attributes:
+      loss: of the microbatch, a scalar, with regularizers and `add_loss`; None where the outputs
+        will be joined for one.
       outputs: of the model, [n, ...], in its structure.
       masks: of each output in flat order, [n, ...]; None where it carries none.
       losses: what layers gave to `add_loss`, scalars.
@@ -31,6 +31,7 @@ class Forward(NamedTuple):
       metrics: per variable of `model.metrics_variables` what the pass adds; None where nothing.
     """
 
+    loss: tf.Tensor | None
     outputs: object
     masks: list[tf.Tensor | None]
     losses: list[tf.Tensor]
@@ -39,25 +40,29 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """What a forward and backward pass give.
+    """What both passes give; gradients are those of the loss as the optimizer scales it."""
 
-    Attributes:
-      gradients: of the loss, scaled as the optimizer wants it, one per trainable variable.
-      loss: of the microbatch, a scalar, not scaled; with regularizers and `add_loss`.
-      forward: the forward pass.
-    """
-
-    gradients: list[gradients.Gradient]
-    loss: tf.Tensor
+    gradients: list[gradients.Gradient]  # one per trainable variable; none in an evaluation
     forward: Forward
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Microbatch:
     """The passes of a model; each is traced once for a shape, and called for each microbatch.
 
+      forward(weights, state, draw, x) gives a `Forward` without a loss
+      backward(weights, state, draw, batch, scale) gives a `Backward`
+
     TensorFlow puts the operations in the place of each call before it runs the step: they run on
     the caller's device.
+
+    Args of the passes:
+      weights: values of `model.trainable_variables`.
+      state: values of `model.non_trainable_variables`.
+      draw: int64 [], the microbatch's number in its batch, by which random layers draw.
+      x: [n, ...], the inputs in the structure that the model takes.
+      batch: (x, y, sample_weight) as Keras's adapters yield it.
+      scale: float32 [], what the loss is multiplied by; None for nothing.
 
     Attributes:
       model: called as a pure function.
@@ -69,62 +74,36 @@ class Microbatch:
     model: keras.Model
     training: bool
     jit_compile: bool
-    traced: list[Forward] = dataclasses.field(default_factory=list)
 
-    @functools.cached_property
-    def forward(self) -> Callable[..., Forward]:
-        """(weights, state, draw, x) to the `Forward`.
-
-        Args of the function:
-          weights: values of `model.trainable_variables`.
-          state: values of `model.non_trainable_variables`.
-          draw: int64 [], the microbatch's number in its batch, by which random layers draw.
-          x: [n, ...], the inputs in the structure that the model takes.
-        """
-        return self._function(self._forward)
-
-    @functools.cached_property
-    def backward(self) -> Callable[..., Backward]:
-        """(weights, state, draw, batch, scale) to the `Backward`, with a loss of its own.
-
-        Args of the function, beside those of `forward`:
-          batch: (x, y, sample_weight) as Keras's adapters yield it.
-          scale: float32 [], what the loss is multiplied by; None for nothing.
-        """
-        return self._function(self._backward)
-
-    @functools.cached_property
-    def loss(self) -> Callable[..., tuple[tf.Tensor, Forward]]:
-        """(weights, state, draw, batch) to the loss of an evaluation and the `Forward`."""
-        return self._function(self._loss)
+    def __post_init__(self):
+        self.traced: list[Forward] = []
+        self.forward = self._function(self._forward)
+        self.backward = self._function(self._backward)
 
     def _function(self, function: Callable) -> Callable:
         made = tf.function(function, autograph=False, jit_compile=self.jit_compile or None)
         made._omit_frequent_tracing_warning = True  # a batch may have several shapes
         return made
 
-    def _forward(self, weights, state, draw, x) -> Forward:
-        return self._call(weights, state, draw, x, lambda outputs: None)[1]
+    def _backward(self, weights, state, draw, batch, scale) -> Backward:
+        if not self.training:
+            return Backward([], self._loss(weights, state, draw, batch))
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(weights)
+            forward = self._loss(weights, state, draw, batch)
+            scaled = forward.loss if scale is None else keras.ops.multiply(forward.loss, scale)
+        return Backward(tape.gradient(scaled, list(weights)), forward)
 
-    def _loss(self, weights, state, draw, batch) -> tuple[tf.Tensor, Forward]:
-        x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(batch)
+    def _loss(self, weights, state, draw, batch) -> Forward:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
 
         def loss(outputs):
             separable.check_outputs(outputs)
-            return self.model._compute_loss(
-                x=x, y=y, y_pred=outputs, sample_weight=sample_weight, training=self.training
-            )
+            return self.model._compute_loss(x, y, outputs, sample_weight, training=self.training)
 
-        return self._call(weights, state, draw, x, loss)
+        return self._forward(weights, state, draw, x, loss)
 
-    def _backward(self, weights, state, draw, batch, scale) -> Backward:
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(weights)
-            loss, forward = self._loss(weights, state, draw, batch)
-            scaled = loss if scale is None else keras.ops.multiply(loss, scale)
-        return Backward(tape.gradient(scaled, list(weights)), loss, forward)
-
-    def _call(self, weights, state, draw, x, loss: Callable) -> tuple[tf.Tensor | None, Forward]:
+    def _forward(self, weights, state, draw, x, loss: Callable = lambda outputs: None) -> Forward:
         """The model on `x`, and `loss` of its outputs within the same scope."""
         model = self.model
         state = model_state.with_draw_index(model, state, draw)
@@ -136,8 +115,8 @@ class Microbatch:
         ]
         mode = {"training": self.training} if model._call_has_training_arg else {}
         scope = keras.StatelessScope(state_mapping=mapping, collect_losses=True)
-        with refusals.explained(model), refusals.no_hidden_state(model, scope), scope:
-            with adapted.read_from(model, state):
+        with refusals.no_hidden_state(model, scope), scope:
+            with model_state.read_from(model, state):
                 outputs = model(x, **mode)
             refusals.check_outputs(model, outputs, x)
             from_layers = list(scope.losses)
@@ -148,16 +127,16 @@ class Microbatch:
             after = [scope.get_current_value(variable) for variable in variables]
             return [None if new is old else new for old, new in zip(before, after, strict=True)]
 
-        masks = [backend.get_keras_mask(output) for output in tree.flatten(outputs)]
         forward = Forward(
+            loss=value,
             outputs=outputs,
-            masks=masks,
+            masks=[backend.get_keras_mask(output) for output in tree.flatten(outputs)],
             losses=from_layers,
             state=changed(model.non_trainable_variables, state),
             metrics=changed(model.metrics_variables, zeros),
         )
         self.traced.append(forward)
-        return value, forward
+        return forward
 
 
 def join_outputs(forwards: Sequence[Forward]) -> object:

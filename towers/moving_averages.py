@@ -12,12 +12,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 
-def warm_decay(decay: float, step: tf.Tensor) -> tf.Tensor:
-    """`min(decay, (1 + step) / (10 + step))`, float32 [], for an integer `step` >= 0."""
-    step = tf.cast(step, tf.float32)
-    return tf.minimum(decay, (1.0 + step) / (10.0 + step))
-
-
 def update(
     averages: Sequence[tf.Variable], weights: Sequence[tf.Tensor], decay: float, step: tf.Tensor
 ) -> None:
@@ -32,6 +26,7 @@ def update(
       decay: in [0, 1).
       step: int64 [], updates made before this one.
     """
-    one_minus_decay = 1.0 - warm_decay(decay, step)
+    step = tf.cast(step, tf.float32)
+    one_minus_decay = 1.0 - tf.minimum(decay, (1.0 + step) / (10.0 + step))
     for average, weight in zip(averages, weights, strict=True):
         average.assign_sub(tf.cast(one_minus_decay, weight.dtype) * (average - weight))

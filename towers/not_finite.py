@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from towers import devices, gradients, loss_scale
+from towers import devices, gradients
 
 _MARK = "a loss or a gradient is not finite"  # tells the error of `check` from TensorFlow's own
 
@@ -23,9 +23,8 @@ def all_finite(
     finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in values])
     if getattr(optimizer, "global_clipnorm", None) is not None:
         finite &= tf.math.is_finite(gradients.global_norm(mean))
-    scale = loss_scale.of(optimizer)
-    if scale is not None and loss_scale.is_dynamic(optimizer):
-        finite |= scale > 1
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        finite |= optimizer.scale_loss(tf.ones([])) > 1
     return finite & tf.reduce_all(tf.math.is_finite(losses))
 
 

@@ -11,14 +11,15 @@ order, whose last bits differ from run to run.
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Iterator
 
 import tensorflow as tf
 
 from tensorflow.python.framework import ops  # isort: skip
 
-_IN_TOWER, _IN_XLA = "in a tower", "in a tower that XLA compiles"
-_place: contextvars.ContextVar = contextvars.ContextVar("where gradients are built", default=None)
+# Whether XLA compiles the tower whose gradients this thread builds; None outside of towers.
+_in_xla: contextvars.ContextVar[bool | None] = contextvars.ContextVar("in_xla", default=None)
 
 
 @contextlib.contextmanager
@@ -28,16 +29,16 @@ def corrected(jit_compile: bool = False) -> Iterator[None]:
     Args:
       jit_compile: whether XLA compiles them.
     """
-    before = _place.set(_IN_XLA if jit_compile else _IN_TOWER)
+    before = _in_xla.set(jit_compile)
     try:
         yield
     finally:
-        _place.reset(before)
+        _in_xla.reset(before)
 
 
 def _of_bias_add(op, upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Of the values and of the bias, which is summed in float32 and rounded once."""
-    if upstream.dtype != tf.bfloat16 or _place.get() is None:
+    if upstream.dtype != tf.bfloat16 or _in_xla.get() is None:
         return _tensorflow_s["BiasAdd"](op, upstream)
     rank = upstream.shape.rank
     axes = tf.range(tf.rank(upstream)) if rank is None else list(range(rank))
@@ -59,7 +60,7 @@ def _of_max_pool(op, upstream: tf.Tensor) -> tf.Tensor:
     is_known = None not in (*x.shape[1:], *upstream.shape[1:])
     is_of_images = op.get_attr("data_format") == b"NHWC" and sizes[0] == sizes[3] == 1
     is_padded_alike = op.get_attr("padding") in (b"SAME", b"VALID")
-    if _place.get() != _IN_XLA or not (is_known and is_of_images and is_padded_alike):
+    if not (_in_xla.get() and is_known and is_of_images and is_padded_alike):
         return _tensorflow_s["MaxPool"](op, upstream)
     pads = [[0, 0]] * 4
     for axis in (1, 2):
@@ -74,21 +75,19 @@ def _of_max_pool(op, upstream: tf.Tensor) -> tf.Tensor:
         for row in range(sizes[1])
         for column in range(sizes[2])
     ]
-    largest = first = None
-    for number, place in enumerate(places):
-        value = tf.strided_slice(padded, *place, **cut)
-        if largest is None:
-            largest, first = value, tf.zeros_like(value, tf.int32)
-        else:
-            first = tf.where(value > largest, number, first)
-            largest = tf.maximum(value, largest)
-    total = None
-    for number, (begin, end, step) in reversed(list(enumerate(places))):
-        own = tf.where(first == number, upstream, tf.zeros_like(upstream))
-        spread = tf.raw_ops.StridedSliceGrad(
-            shape=tf.shape(padded), begin=begin, end=end, strides=step, dy=own, **cut
+    values = [tf.strided_slice(padded, *place, **cut) for place in places]
+    largest, first = values[0], tf.zeros_like(values[0], tf.int32)
+    for number, value in enumerate(values[1:], start=1):
+        first = tf.where(value > largest, number, first)
+        largest = tf.maximum(value, largest)
+    spread = [
+        tf.raw_ops.StridedSliceGrad(
+            shape=tf.shape(padded), begin=begin, end=end, strides=step, **cut,
+            dy=tf.where(first == number, upstream, tf.zeros_like(upstream)),
         )
-        total = spread if total is None else total + spread
+        for number, (begin, end, step) in enumerate(places)
+    ]  # fmt: skip
+    total = functools.reduce(tf.add, reversed(spread))
     return tf.slice(total, [before for before, _ in pads], tf.shape(x))
 
 

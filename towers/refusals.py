@@ -7,9 +7,12 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
+from towers import cutting
+
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer  # isort: skip
 
 _GENERATOR = "keep a keras.random.SeedGenerator in the layer and pass it as seed="
+_WEIGHT = "make it with self.add_weight(..., trainable=False)"
 
 
 def check_model(model: keras.Model) -> None:
@@ -19,17 +22,12 @@ def check_model(model: keras.Model) -> None:
       ValueError: names the model or the layer, what towers cannot do, and what to do instead.
     """
     name = type(model).__name__
-    for step in ("train_step", "test_step"):
-        if _is_overridden(model, step):
+    for method in ("train_step", "test_step", "make_train_function", "make_test_function"):
+        # `distribute` sets the latter two on the model itself.
+        if is_overridden(model if method.endswith("step") else type(model), method):
             raise ValueError(
-                f"{name} has its own {step}, which towers cannot cut: override compute_loss or "
-                "compute_metrics instead"
-            )
-    for function in ("make_train_function", "make_test_function"):
-        if getattr(type(model), function) is not getattr(TensorFlowTrainer, function):
-            raise ValueError(
-                f"{name} has its own {function}, which towers would replace: use a callback, "
-                "compute_loss or compute_metrics instead"
+                f"{name} has its own {method}, which towers would replace: override compute_loss "
+                "or compute_metrics, or use a callback"
             )
     if model.run_eagerly:
         raise ValueError(
@@ -43,41 +41,32 @@ def check_model(model: keras.Model) -> None:
         )
     layers = model._flatten_layers()  # a stateful layer wants the fixed batch size of its inputs
     for layer in sorted(layers, key=lambda layer: isinstance(layer, keras.layers.InputLayer)):
-        _check_layer(layer)
+        if reason := _why_not(layer):
+            raise ValueError(f"the layer {layer.name} ({type(layer).__name__}) {reason}")
 
 
-def _check_layer(layer: keras.layers.Layer) -> None:
-    name = f"the layer {layer.name}"
-    if isinstance(layer, keras.layers.InputLayer) and layer.batch_shape[:1] not in ((), (None,)):
-        raise ValueError(
-            f"{name} has a fixed batch size, {layer.batch_shape[0]}: leave batch_size out of "
-            "keras.Input, because microbatches have fewer examples"
-        )
-    if hasattr(type(layer).call, "get_concrete_function"):
-        raise ValueError(
-            f"{name} ({type(layer).__name__}) has @tf.function on its call, which keeps the values "
-            "of its first call: remove it, since fit makes a graph anyway"
-        )
-    if getattr(layer, "stateful", False):
-        raise ValueError(
-            f"{name} is stateful: what it remembers of one example would meet another; give each "
-            "example its whole sequence"
-        )
-    if getattr(layer, "synchronized", False):
-        raise ValueError(
-            f"{name} has synchronized=True: towers normalize each microbatch by itself; set "
-            "microbatch_size to the batch's to normalize the whole batch, or leave it out"
-        )
-    if getattr(layer, "quantization_mode", None) == "float8":
-        raise ValueError(
-            f"{name} is quantized to float8, whose scales remember the steps before: train it "
-            "without quantize, or without towers"
-        )
-    if isinstance(layer, keras.layers.AugMix):
-        raise ValueError(
-            f"{name} is an AugMix, which draws its operations once, when its graph is built: use "
-            "keras.layers.RandAugment"
-        )
+def _why_not(layer: keras.layers.Layer) -> str | None:
+    """Why towers cannot have a layer, and what to do; None if they can."""
+    is_input = isinstance(layer, keras.layers.InputLayer)
+    has_batch_size = is_input and layer.batch_shape[:1] not in ((), (None,))
+    is_graph = hasattr(type(layer).call, "get_concrete_function")
+    is_synchronized = getattr(layer, "synchronized", False)
+    is_float8 = getattr(layer, "quantization_mode", None) == "float8"
+    reasons = {
+        "has a fixed batch size: leave batch_size out of keras.Input, because microbatches have "
+        "fewer examples": has_batch_size,
+        "has @tf.function on its call, which keeps the values of its first call: remove it, since "
+        "fit makes a graph anyway": is_graph,
+        "is stateful: what it remembers of one example would meet another; give each example its "
+        "whole sequence": getattr(layer, "stateful", False),
+        "has synchronized=True: towers normalize each microbatch by itself; set microbatch_size to "
+        "the batch's to normalize the whole batch, or leave it out": is_synchronized,
+        "is quantized to float8, whose scales remember the steps before: train it without "
+        "quantize, or without towers": is_float8,
+        "draws its operations once, when its graph is built: use "
+        "keras.layers.RandAugment": isinstance(layer, keras.layers.AugMix),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def check_outputs(model: keras.Model, outputs: object, x: object) -> None:
@@ -86,7 +75,7 @@ def check_outputs(model: keras.Model, outputs: object, x: object) -> None:
     Raises:
       ValueError: one has no axis for them.
     """
-    n = next(part.shape[0] for part in keras.tree.flatten(x) if part is not None)
+    n = cutting.num_examples(x)
     for output in keras.tree.flatten(outputs):
         rows = output.shape[0] if output.shape.rank else None
         if output.shape.rank == 0 or (rows is not None and rows % n):
@@ -96,28 +85,10 @@ def check_outputs(model: keras.Model, outputs: object, x: object) -> None:
             )
 
 
-def has_own_predict_step(model: keras.Model) -> bool:
-    """Whether a model predicts in its own way, which Keras then runs as it is."""
-    return _is_overridden(model, "predict_step")
-
-
-def _is_overridden(model: keras.Model, name: str) -> bool:
-    """Whether a model's class, or the model itself, has another method than Keras's."""
-    return getattr(getattr(model, name), "__func__", None) is not getattr(TensorFlowTrainer, name)
-
-
-@contextlib.contextmanager
-def explained(model: keras.Model) -> Iterator[None]:
-    """Says what to do where the model makes variables while it is called."""
-    try:
-        yield
-    except ValueError as error:
-        if "create a variable" not in str(error).lower():
-            raise
-        raise ValueError(
-            f"{type(model).__name__} makes a variable each time it is called: make it in __init__ "
-            "or build"
-        ) from error
+def is_overridden(owner: keras.Model | type, name: str) -> bool:
+    """Whether a class, or the model itself, has another method than Keras's."""
+    method = getattr(owner, name)
+    return getattr(method, "__func__", method) is not getattr(TensorFlowTrainer, name)
 
 
 @contextlib.contextmanager
@@ -137,8 +108,7 @@ def no_hidden_state(model: keras.Model, scope: keras.StatelessScope) -> Iterator
     for node in itertools.chain(own, *functions):
         if node.op.startswith("Assign") and node.op.endswith("VariableOp"):
             raise ValueError(
-                f"{name} assigns a tf.Variable when it is called ({node.name}): make it with "
-                "self.add_weight(..., trainable=False)"
+                f"{name} assigns a tf.Variable when it is called ({node.name}): {_WEIGHT}"
             )
         if _draws_by_state(node):
             raise ValueError(
@@ -172,7 +142,7 @@ def no_lost_state(model: keras.Model, scope: keras.StatelessScope) -> Iterator[N
     if new:
         raise ValueError(
             f"{name} assigns a variable that is not among its weights, so that its value would be "
-            "lost: make it with self.add_weight(..., trainable=False)"
+            f"lost: {_WEIGHT}"
         )
 
 

@@ -15,32 +15,27 @@ SCALINGS = ("none", "linear", "sqrt")
 
 @dataclasses.dataclass(frozen=True)
 class LearningRate:
-    """The learning rate at any number of examples seen.
+    """The learning rate at any number of examples seen: `initial * warm_up * decay`.
 
-    With `epoch = examples_seen / examples_per_epoch`, the rate is
-
-      initial * warm_up(epoch) * decay(epoch)
-
-      warm_up      s + (1 - s) * min(1, epoch / warmup_epochs), with s = warmup_start_factor
+      warm_up      min(1, epoch / warmup_epochs)
       exponential  decay_factor ** floor(epoch / epochs_per_decay)   (the tutorial's staircase)
       piecewise    decay_factor ** (number of decay_epochs that are <= epoch)
       cosine       (1 + cos(pi * p)) / 2    (Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5)
       linear       1 - p
       constant     1
 
-    where p runs from 0 at the end of the warm-up to 1 at `total_epochs` and stays there.
+    where `epoch = examples_seen / examples_per_epoch`, and p runs from 0 at the end of the warm-up
+    to 1 at `total_epochs` and stays there.
 
     Attributes:
       schedule: one of SCHEDULES.
-      initial: rate before any decay, after scaling; > 0 and finite.
-      examples_per_epoch: size of the training split, counted from the data.
-      epochs_per_decay: epochs between decays (`exponential`); > 0.
+      initial: rate before any decay, after scaling; above 0.
+      examples_per_epoch: size of the training split.
+      epochs_per_decay: epochs between decays (`exponential`); above 0.
       decay_factor: what a decay multiplies by (`exponential`, `piecewise`); in (0, 1].
-      decay_epochs: rising epochs, all > 0, at which `piecewise` decays.
-      warmup_epochs: epochs of linear warm-up; >= 0, with 0 for none.
-      warmup_start_factor: share of the rate at which the warm-up starts; in [0, 1]; 1 / k for k
-        GPUs in Goyal et al. 2017 (arXiv:1706.02677), section 2.2.
-      total_epochs: where `cosine` and `linear` reach 0; other schedules do not use it.
+      decay_epochs: rising epochs, above 0, at which `piecewise` decays.
+      warmup_epochs: epochs of linear warm-up; 0 for none.
+      total_epochs: where `cosine` and `linear` reach 0.
 
     Raises:
       ValueError: `schedule` is not one of them, or a number is out of its range.
@@ -58,7 +53,6 @@ class LearningRate:
     decay_factor: float = 0.1
     decay_epochs: tuple[float, ...] = ()
     warmup_epochs: float = 0.0
-    warmup_start_factor: float = 0.0
     total_epochs: float = 0.0
 
     def __post_init__(self):
@@ -72,7 +66,6 @@ class LearningRate:
             ("decay_factor", 0 < self.decay_factor <= 1, "in (0, 1]"),
             ("decay_epochs", all(a < b for a, b in rising), "above 0 and rising"),
             ("warmup_epochs", 0 <= self.warmup_epochs < math.inf, "at least 0"),
-            ("warmup_start_factor", 0 <= self.warmup_start_factor <= 1, "in [0, 1]"),
             ("total_epochs", self.total_epochs > least_end, f"above warmup_epochs={least_end:g}"),
         ):
             if not holds:
@@ -81,8 +74,7 @@ class LearningRate:
     def __call__(self, examples_seen: int) -> float:
         """The rate of the update that follows `examples_seen` examples; >= 0."""
         epoch = examples_seen / self.examples_per_epoch
-        done = min(1.0, epoch / self.warmup_epochs) if self.warmup_epochs else 1.0
-        warm_up = self.warmup_start_factor * (1.0 - done) + done
+        warm_up = min(1.0, epoch / self.warmup_epochs) if self.warmup_epochs else 1.0
         return self.initial * warm_up * self._decay(examples_seen, epoch)
 
     def _decay(self, examples_seen: int, epoch: float) -> float:
@@ -96,8 +88,9 @@ class LearningRate:
             return 1.0
         progress = (epoch - self.warmup_epochs) / (self.total_epochs - self.warmup_epochs)
         progress = min(1.0, max(0.0, progress))
-        cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
-        return cosine if self.schedule == "cosine" else 1.0 - progress
+        if self.schedule == "linear":
+            return 1.0 - progress
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 def exact(epochs: float) -> fractions.Fraction:

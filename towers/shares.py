@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from towers import container_limits, machine
+from towers import machine
 
 
 def evenly(count: int, parts: int) -> list[range]:
@@ -29,20 +29,16 @@ class Shares:
     towers_of_workers: Sequence[int] = (1,)
     worker: int = 0
 
-    @property
-    def of_workers(self) -> list[list[range]]:
-        """The microbatches of every tower, by worker and tower."""
-        runs = iter(evenly(self.num_microbatches, sum(self.towers_of_workers)))
-        return [[next(runs) for _ in range(towers)] for towers in self.towers_of_workers]
-
-    @property
-    def of_towers(self) -> list[range]:
-        """The microbatches of each tower of this worker."""
-        return self.of_workers[self.worker]
+    def of_towers(self, worker: int | None = None) -> list[range]:
+        """The microbatches of each tower of a worker; None for this one."""
+        worker = self.worker if worker is None else worker
+        first = sum(self.towers_of_workers[:worker])
+        everyone = evenly(self.num_microbatches, sum(self.towers_of_workers))
+        return everyone[first : first + self.towers_of_workers[worker]]
 
     def microbatches(self, worker: int | None = None) -> range:
         """The microbatches of a worker; None for this one."""
-        own = self.of_workers[self.worker if worker is None else worker]
+        own = self.of_towers(worker)
         return range(own[0].start, own[-1].stop)
 
 
@@ -54,7 +50,7 @@ def at_once(tower_devices: Sequence[str]) -> int | None:
     """
     if not machine.are_cpus(tower_devices):
         return None
-    return -(-container_limits.available_cores() // len(tower_devices))
+    return -(-machine.available_cores() // len(tower_devices))
 
 
 def described(count: int, towers: int) -> str:

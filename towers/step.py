@@ -6,6 +6,7 @@ The loop over towers in `_on_towers` runs once, while the graph is built. The gr
 towers that depend on nothing but their own inputs, and TensorFlow runs them side by side.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -18,19 +19,14 @@ from towers import (
     devices,
     exchange,
     gradients,
-    loss_scale,
     microbatch,
     model_state,
-    one_gradient,
     operation_gradients,
     refusals,
     shares,
     updating,
     worker,
 )
-
-from keras.src.trainers.data_adapters import data_adapter_utils  # isort: skip
-
 
 ConcreteFunction: TypeAlias = tf.types.experimental.ConcreteFunction
 
@@ -43,6 +39,7 @@ def parameter_device(model: keras.Model) -> str:
     return f"/{spec.device_type}:{spec.device_index or 0}"
 
 
+@dataclasses.dataclass(eq=False)
 class Program:
     """Keras's train or test step on towers.
 
@@ -52,35 +49,30 @@ class Program:
       training: whether a step updates the weights.
       joined: one loss of the joined outputs, in place of one for each microbatch.
       reason: why it is joined, if towers chose it.
+      watched, after_update: as `updating.Update` takes them.
+      workers, towers_of_workers: that make a step together, and how many towers each has.
+      accumulate_gradients: a tower computes its microbatches one after the other.
       pass_: the passes of a microbatch.
-
-    `watched` and `after_update` are as `updating.Update` takes them.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        tower_devices: Sequence[str],
-        training: bool,
-        joined: bool,
-        reason: str | None = None,
-        watched: bool = False,
-        workers: worker.Workers | None = None,
-        towers_of_workers: Sequence[int] = (),
-        accumulate_gradients: bool = False,
-        after_update: Sequence[Callable[[int], None]] = (),
-    ):
-        self.model, self.tower_devices, self.training = model, tuple(tower_devices), training
-        self.joined, self.reason = joined, reason
-        self.pass_ = microbatch.Microbatch(model, training, bool(model.jit_compile))
-        self._workers = workers or worker.Workers()
-        self._towers_of_workers = towers_of_workers or [len(self.tower_devices)]
-        self._update = updating.Update(model, training, watched, after_update)
-        self._alone = False  # each worker computes the whole batch that is being traced
-        self._at_once = 1 if accumulate_gradients else shares.at_once(self.tower_devices)
+    model: keras.Model
+    tower_devices: Sequence[str]
+    training: bool
+    joined: bool
+    reason: str | None = None
+    watched: bool = False
+    after_update: Sequence[Callable[[int], None]] = ()
+    workers: worker.Workers = dataclasses.field(default_factory=worker.Workers)
+    towers_of_workers: Sequence[int] = ()
+    accumulate_gradients: bool = False
+
+    def __post_init__(self):
+        self.pass_ = microbatch.Microbatch(self.model, self.training, bool(self.model.jit_compile))
+        self._update = updating.Update(self.model, self.training, self.watched, self.after_update)
+        self._at_once = 1 if self.accumulate_gradients else shares.at_once(self.tower_devices)
         self._graphs: dict[str, ConcreteFunction] = {}  # by what a batch is like
-        self._shapes: dict[str, list] = {}  # of batches that differ in nothing else
-        self._steps: dict[tuple[ConcreteFunction, int], ConcreteFunction] = {}  # so many in a call
+        self._functions: dict[str, Any] = {}  # by that without lengths beside the examples
+        self._steps: dict[ConcreteFunction, Any] = {}  # several in a call
         self._variables = self._trained()
 
     def _trained(self) -> list[int]:
@@ -89,52 +81,34 @@ class Program:
 
     def trace(self, batch: cutting.Structure, size: int) -> ConcreteFunction:
         """The graph for such batches, [n, ...], in microbatches of `size`; finds out what fails."""
-        kind = f"{size} {cutting.signature(batch)}"
-        if kind not in self._graphs:
-            if self._variables != self._trained():
-                raise ValueError(
-                    "trainable or the optimizer has changed since the last compile: call compile "
-                    "again for it to have effect"
-                )
-            like = self._relax(batch, size)
-            self._graphs[kind] = self._graphs.get(f"{size} {like}") or self._trace(like, size)
-            self._graphs[f"{size} {like}"] = self._graphs[kind]
-        return self._graphs[kind]
+        exact = f"{size} {cutting.signature(batch)}"
+        if exact not in self._graphs:
+            self._graphs[exact] = self._trace(batch, size)
+        return self._graphs[exact]
 
     def _trace(self, batch: cutting.Structure, size: int) -> ConcreteFunction:
-        function = tf.function(lambda batch: self._build(batch, size), autograph=False)
+        # TensorFlow finds graphs as well, but takes a tenth of a millisecond for it.
+        kind = f"{size} {[(t.shape[0], t.shape.rank) for t in cutting.tensors(batch)]}"
+        if kind not in self._functions:
+            self._functions[kind] = self._function(size, alone=False)
         try:
-            return function.get_concrete_function(batch)
+            return self._functions[kind].get_concrete_function(batch)
         except exchange.UnevenRows:  # rare: a last batch of a model with embeddings
-            self._alone = True
-        try:
-            function = tf.function(lambda batch: self._build(batch, size), autograph=False)
-            return function.get_concrete_function(batch)
-        finally:
-            self._alone = False
+            self._functions[kind] = self._function(size, alone=True)
+            return self._functions[kind].get_concrete_function(batch)
 
-    def _relax(self, batch, size: int):
-        """What a graph for such batches is traced with: tensors like the batch.
+    def _function(self, size: int, alone: bool) -> Any:
+        """The step; where `alone`, each worker computes the whole batch.
 
-        From the third shape on that differs only beside the examples, as the lengths of padded
+        From the second shape on that differs only beside the examples, as the lengths of padded
         texts do, one graph takes them all. XLA and several workers need each shape.
         """
-        tensors = [tensor for tensor in tree.flatten(batch) if tensor is not None]
-        group = f"{size} {len(batch)} {[(t.dtype, t.shape[0], t.shape.rank) for t in tensors]}"
-        seen = self._shapes.setdefault(group, [])
-        seen.append([tuple(tensor.shape) for tensor in tensors])
-        is_fixed = len(seen) < 3 or self.pass_.jit_compile or self._workers.count > 1
-        axes = [  # of each tensor, from its shapes in all batches
-            [
-                last if is_fixed or {last} == set(others) else None
-                for *others, last in zip(*shapes, strict=True)
-            ]
-            for shapes in zip(*seen, strict=True)
-        ]
-        specs = iter(
-            tf.TensorSpec(shape, tensor.dtype) for shape, tensor in zip(axes, tensors, strict=True)
+        is_fixed = self.pass_.jit_compile or self.workers.count > 1
+        return tf.function(
+            lambda batch: self._build(batch, size, alone),
+            autograph=False,
+            reduce_retracing=not is_fixed,
         )
-        return tree.map_structure(lambda t: None if t is None else next(specs), batch)
 
     def __call__(self, batch: cutting.Structure, size: int) -> Any:
         """Makes a step.
@@ -154,87 +128,88 @@ class Program:
         each: collectives of one call may not meet twice.
         """
         graphs = [self.trace(batch, size) for batch in batches]
-        if len(set(graphs)) > 1 or len(batches) == 1 or self._workers.count > 1:
+        if len(set(graphs)) > 1 or len(batches) == 1 or self.workers.count > 1:
             return [graph(batch) for graph, batch in zip(graphs, batches, strict=True)][-1]
         step = graphs[0]
-        if (step, len(batches)) not in self._steps:
-            function = tf.function(lambda batches: [*map(step, batches)][-1], autograph=False)
-            (like,), _ = step.structured_input_signature
-            traced = function.get_concrete_function([like] * len(batches))
-            self._steps[step, len(batches)] = traced
-        return self._steps[step, len(batches)](list(batches))
+        if step not in self._steps:
+            several = tf.function(lambda batches: [*map(step, batches)][-1], autograph=False)
+            self._steps[step] = several
+        return self._steps[step](list(batches))
 
-    def _build(self, batch, size: int):
+    def _build(self, batch, size: int, alone: bool):
+        if self._variables != self._trained():
+            raise ValueError(
+                "trainable or the optimizer has changed since the last compile: call compile "
+                "again for it to have effect"
+            )
+        parts = len(cutting.sizes(cutting.num_examples(batch), size))
+        towers_of_workers = self.towers_of_workers or [len(self.tower_devices)]
+        among = exchange.Exchange(self.workers, towers_of_workers, parts, alone)
         in_towers = operation_gradients.corrected(self.pass_.jit_compile)
         with in_towers, tf.device(parameter_device(self.model)):  # of all but the towers
-            return (self._joined if self.joined else self._separate)(batch, size)
+            return self._step(batch, size, among)
 
-    def _separate(self, batch, size: int):
+    def _step(self, batch, size: int, among: exchange.Exchange):
+        return (self._joined if self.joined else self._separate)(batch, size, among)
+
+    def _separate(self, batch, size: int, among: exchange.Exchange):
         """Each microbatch has a loss of its own; they are averaged, and so are the gradients."""
-        model, training = self.model, self.training
-        scale = loss_scale.of(model.optimizer) if training else None
+        scale = updating.loss_scale(self.model.optimizer) if self.training else None
 
-        def compute(own: Sequence[tf.Tensor], state, m: int, part):
-            if training:
-                return self.pass_.backward(own, state, _number(m), part, scale)
-            loss, forward = self.pass_.loss(own, state, _number(m), part)
-            return microbatch.Backward([], loss, forward)
+        def compute(copies: Sequence[tf.Tensor], state, m: int, part) -> microbatch.Backward:
+            return self.pass_.backward(copies, state, _number(m), part, scale)
 
-        parts, results = self._on_towers(batch, size, compute)
-        weights, among = _weights(parts, size), self._among(len(parts))
+        parts, results = self._on_towers(batch, size, among, compute)
+        weights = _weights(parts, size)
         with tf.name_scope("average_gradients") as in_average:
-            sums = self._sums({m: one.gradients for m, one in results.items()}, weights)
-            own = [(one.loss, one.forward) for one in results.values()]
-            total, everything = among(sums, own, list(map(cutting.num_examples, parts)))
+            sums = self._sums({m: one.gradients for m, one in results.items()}, weights, among)
+            total, forwards = among(sums, [one.forward for one in results.values()], parts)
             total = [_merge_equal_rows(value, parts) for value in total]
-            losses, forwards = zip(*everything, strict=True)
 
         def average() -> updating.Averages:
+            losses = [forward.loss for forward in forwards]
             with tf.name_scope(in_average):
                 mean = total
                 if len(parts) > 1:
-                    mean = [one_gradient.over(value, sum(weights)) for value in total]
+                    mean = [gradients.over(value, sum(weights)) for value in total]
                 loss = _mean(losses, weights)
             return updating.Averages(loss, losses, mean, self._changes(forwards, weights))
 
         return self._update(batch, forwards, total, average)
 
-    def _joined(self, batch, size: int):
+    def _joined(self, batch, size: int, among: exchange.Exchange):
         """The towers' outputs are joined for one loss, whose gradients go back to the towers."""
-        model, training = self.model, self.training
+        model = self.model
         tapes: dict[int, tuple[tf.GradientTape, Sequence[tf.Tensor], list[tf.Tensor]]] = {}
 
-        def compute(own: Sequence[tf.Tensor], state, m: int, part):
-            x, _, _ = data_adapter_utils.unpack_x_y_sample_weight(part)
+        def compute(copies: Sequence[tf.Tensor], state, m: int, part) -> microbatch.Forward:
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(part)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(own)
-                forward = self.pass_.forward(own, state, _number(m), x)
-            tapes[m] = tape, own, _floating([*tree.flatten(forward.outputs), *forward.losses])
+                tape.watch(copies)
+                forward = self.pass_.forward(copies, state, _number(m), x)
+            tapes[m] = tape, copies, _floating(forward)
             return forward
 
-        parts, results = self._on_towers(batch, size, compute)
-        weights, among = _weights(parts, size), self._among(len(parts))
-        sizes = list(map(cutting.num_examples, parts))
-        nothing = self._sums({m: [] for m in results}, weights)
-        own = [(tf.zeros(()), forward) for forward in results.values()]
-        forwards = [forward for _, forward in among(nothing, own, sizes)[1]]
-        sources = [_floating([*tree.flatten(one.outputs), *one.losses]) for one in forwards]
+        parts, results = self._on_towers(batch, size, among, compute)
+        weights = _weights(parts, size)
+        nothing = self._sums({m: [] for m in results}, weights, among)
+        _, forwards = among(nothing, list(results.values()), parts)
+        sources = [_floating(forward) for forward in forwards]
         values = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
         changes = self._changes(forwards, weights)
         with tf.name_scope("joined_loss"), tf.GradientTape(watch_accessed_variables=False) as outer:
             outer.watch([sources, values])
             loss, changes = self._loss_of_joined(batch, forwards, weights, values, changes)
-            scale = loss_scale.of(model.optimizer) if training else None
-            scaled = loss if scale is None else keras.ops.multiply(loss, scale)
+            scaled = model.optimizer.scale_loss(loss) if self.training else loss
         mean = []
-        if training:
+        if self.training:
             direct, upstream = outer.gradient(scaled, [values, sources])
             leaves: dict[int, list[gradients.Gradient]] = {}
-            for tower, own_runs in self._runs(len(parts)):
+            for tower, own in among.runs:
                 with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}/backward"):
-                    leaves |= {m: _back(*tapes[m], upstream[m]) for m in own_runs}
+                    leaves |= {m: _back(*tapes[m], upstream[m]) for m in own}
             with tf.name_scope("average_gradients"):
-                total, _ = among(self._sums(leaves, [1] * len(parts)), own, sizes)
+                total, _ = among(self._sums(leaves, [1] * len(parts), among), [], parts)
                 total = [_merge_equal_rows(value, parts) for value in total]
                 mean = gradients.add_weight_by_weight(total, direct)
         averages = updating.Averages(loss, [loss], mean, changes)
@@ -243,17 +218,12 @@ class Program:
     def _loss_of_joined(self, batch, forwards, weights, values, changes: updating.Changes) -> tuple:
         """Keras's loss of the whole batch, and the changes with what the loss assigns itself."""
         model = self.model
-        x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(batch)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         others = [*model.non_trainable_variables, *model.metrics_variables]
-        new = {id(variable): value for variable, value in changes}
-        before = [
-            new[id(variable)] if id(variable) in new else tf.convert_to_tensor(variable.value)
-            for variable in others
-        ]
-        of_layers = [
-            _mean(losses, weights)
-            for losses in zip(*(forward.losses for forward in forwards), strict=True)
-        ]
+        changed = {id(variable): value for variable, value in changes}
+        before = [tf.convert_to_tensor(changed.get(id(v), v.value)) for v in others]
+        by_layer = zip(*(forward.losses for forward in forwards), strict=True)
+        of_layers = [_mean(losses, weights) for losses in by_layer]
         mapping = [*zip(model.trainable_variables, values), *zip(others, before)]  # noqa: B905
         scope = keras.StatelessScope(state_mapping=mapping, collect_losses=True)
         with refusals.no_lost_state(model, scope), scope:
@@ -261,21 +231,18 @@ class Program:
                 model._losses_override = [*of_layers, *model._get_regularization_losses()]
             try:
                 loss = model._compute_loss(
-                    x=x,
-                    y=y,
-                    y_pred=microbatch.join_outputs(forwards),
-                    sample_weight=sample_weight,
-                    training=self.training,
+                    x, y, microbatch.join_outputs(forwards), sample_weight, training=self.training
                 )
             finally:
                 model._losses_override = []
         after = [scope.get_current_value(variable) for variable in others]
-        for variable, old, value in zip(others, before, after, strict=True):
-            if value is not old:
-                new[id(variable)] = value
-        return loss, [(variable, new[id(variable)]) for variable in others if id(variable) in new]
+        return loss, [
+            (variable, value)
+            for variable, old, value in zip(others, before, after, strict=True)
+            if value is not old or id(variable) in changed
+        ]
 
-    def _on_towers(self, batch, size: int, compute: Callable) -> tuple[list, dict]:
+    def _on_towers(self, batch, size: int, among, compute: Callable) -> tuple[list, dict]:
         """Builds every tower on its device, each with its microbatches; in their order."""
         model = self.model
         with tf.device(devices.HOST), tf.name_scope("cut_batch"):
@@ -284,7 +251,7 @@ class Program:
             weights = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
             states = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
         results: dict[int, Any] = {}  # of this worker's microbatches, in order
-        for tower, own in self._runs(len(parts)):
+        for tower, own in among.runs:
             with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}"):
                 copies = [tf.identity(weight) for weight in weights]  # the tower's own
                 state = [tf.identity(value) for value in states]
@@ -296,26 +263,16 @@ class Program:
                         results[m] = compute(copies, state, m, part)
         return parts, results
 
-    def _among(self, count: int) -> exchange.Exchange:
-        """Who computes which of `count` microbatches."""
-        return exchange.Exchange(self._workers, self._towers_of_workers, count, self._alone)
+    def _sums(self, leaves: dict, weights: Sequence[float], among) -> gradients.Sums:
+        """The sums of `leaves[microbatch][weight]` along the fixed tree; each tower adds its own.
 
-    def _runs(self, count: int) -> list[tuple[int, range]]:
-        """(tower, its consecutive microbatches) of `count`, without towers that have none."""
-        return [(tower, own) for tower, own in enumerate(self._among(count).own) if own]
-
-    def _sums(self, leaves: dict, weights: Sequence[float]) -> gradients.Sums:
-        """The weighted sums over microbatches, along the fixed tree; each tower adds its own.
-
-        Args:
-          leaves: `leaves[m][w]`, of microbatch m of this worker with respect to weight w.
-          weights: of every microbatch of the batch.
+        Each microbatch counts as `weights` says.
         """
         sums: dict[gradients.Subtree, Sequence[gradients.Gradient]] = {}
-        for tower, own in self._runs(len(weights)):
+        for tower, own in among.runs:
             with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}/sum"):
                 weighted = [
-                    leaves[m] if weights[m] == 1 else gradients.scale(leaves[m], weights[m])
+                    [g if weights[m] == 1 else gradients.times(g, weights[m]) for g in leaves[m]]
                     for m in own
                 ]
                 sums |= gradients.sum_over_share(weighted, own, len(weights))
@@ -335,13 +292,10 @@ class Program:
                 new = [forward.state[index] for forward in forwards]
                 if new[0] is None:
                     continue
+                value = _mean(new, weights) if new[0].dtype.is_floating else new[0]
                 if model_state.is_draw_counter(variable):
                     draws = len(new) * model_state.DRAWS_PER_MICROBATCH
                     value = variable.value + tf.constant([0, draws], variable.dtype)
-                elif new[0].dtype.is_floating:
-                    value = _mean(new, weights)
-                else:
-                    value = new[0]
                 changes.append((variable, value))
             for index, variable in enumerate(model.metrics_variables):
                 added = [forward.metrics[index] for forward in forwards]
@@ -351,18 +305,19 @@ class Program:
         return changes
 
 
+@dataclasses.dataclass(eq=False)
 class Prediction(Program):
     """Keras's predict step on towers: the outputs of a batch, in its order."""
 
-    def __init__(self, model: keras.Model, tower_devices: Sequence[str]):
-        super().__init__(model, tower_devices, training=False, joined=True)
+    training: bool = False
+    joined: bool = True
 
-    def _build(self, batch, size: int):
-        def compute(own, state, m: int, part):
-            x, _, _ = data_adapter_utils.unpack_x_y_sample_weight(part)
-            return self.pass_.forward(own, state, _number(m), x)
+    def _step(self, batch, size: int, among: exchange.Exchange):
+        def compute(copies, state, m: int, part) -> microbatch.Forward:
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(part)
+            return self.pass_.forward(copies, state, _number(m), x)
 
-        parts, results = self._on_towers(batch, size, compute)
+        parts, results = self._on_towers(batch, size, among, compute)
         forwards = list(results.values())
         for variable, value in self._changes(forwards, _weights(parts, size)):
             variable.assign(value)
@@ -403,24 +358,25 @@ def _merge_equal_rows(value: gradients.Gradient, parts: Sequence) -> gradients.G
     if not isinstance(value, tf.IndexedSlices) or count == 1:
         return value
     total = tf.shape(value.indices)[0]
-    rows = total // count
 
-    def are_of_examples():
-        each = total // examples
-        of_each = tf.reshape(value.indices[: each * examples], [examples, each])
-        return tf.reduce_all(of_each == of_each[:1])
+    def have_the_same(parts: int) -> tf.Tensor:
+        """Whether all of so many parts of the rows are the same."""
+        each = total // parts
+        rows = tf.reshape(value.indices[: parts * each], [parts, each])
+        return (total == parts * each) & tf.reduce_all(rows == rows[:1])
 
     def merged():
-        indices = tf.reshape(value.indices[: rows * count], [count, rows])
-        same = tf.reduce_all(indices == indices[:1])
-        if examples > count:
-            of_examples = tf.cond(total % examples == 0, are_of_examples, lambda: False)
-            same &= ~of_examples
-        values = tf.reshape(value.values[: rows * count], [count, rows, *value.values.shape[1:]])
+        rows = total // count
+        # Cut, because the other branch may have a number of rows that does not fit.
+        values = value.values[: count * rows]
+        values = tf.reshape(values, [count, rows, *values.shape[1:]])
         summed = gradients.pairwise_tree(tf.unstack(values, num=count), tf.add)
-        return tf.cond(same, lambda: (summed, indices[0]), lambda: (value.values, value.indices))
+        return summed, value.indices[:rows]
 
-    values, indices = tf.cond(total == rows * count, merged, lambda: (value.values, value.indices))
+    same = have_the_same(count)
+    if examples > count:
+        same &= ~have_the_same(examples)
+    values, indices = tf.cond(same, merged, lambda: (value.values, value.indices))
     return tf.IndexedSlices(values, indices, value.dense_shape)
 
 
@@ -433,7 +389,9 @@ def _back(tape, weights, outputs, incoming) -> list[gradients.Gradient]:
     return tape.gradient(outputs, list(weights), output_gradients=known)
 
 
-def _floating(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _floating(forward: microbatch.Forward) -> list[tf.Tensor]:
+    """What of a pass a joined loss may depend on."""
+    tensors = [*tree.flatten(forward.outputs), *forward.losses]
     return [tensor for tensor in tensors if tensor.dtype.is_floating]
 
 

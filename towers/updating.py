@@ -6,16 +6,13 @@ Without XLA the update waits until all are known to be finite.
 """
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
-from towers import cutting, gradients, loss_scale, microbatch, not_finite
-
-from keras.src.trainers.data_adapters import data_adapter_utils  # isort: skip
+from towers import cutting, gradients, microbatch, not_finite
 
 Changes = list[tuple[keras.Variable, tf.Tensor]]  # variables that are not trained: new values
 
@@ -33,24 +30,24 @@ class Watched(NamedTuple):
 
 
 class Averages(NamedTuple):
-    """What a step updates with: means over the examples of the batch.
+    """What a step updates with: means over the examples of the batch."""
 
-    Attributes:
-      loss: scalar.
-      losses: of each microbatch; of the joined outputs the one.
-      gradients: one per trainable variable, scaled as the optimizer wants them.
-      changes: of what is not trained.
-    """
-
-    loss: tf.Tensor
-    losses: Sequence[tf.Tensor]
-    gradients: list[gradients.Gradient]
-    changes: Changes
+    loss: tf.Tensor  # scalar
+    losses: Sequence[tf.Tensor]  # of each microbatch; of the joined outputs the one
+    gradients: list[gradients.Gradient]  # one per trainable variable, scaled for the optimizer
+    changes: Changes  # of what is not trained
 
 
 def are_on_one_device(variables: Sequence[tf.Variable]) -> bool:
     """Whether XLA can have them in one program."""
     return len({variable.device for variable in variables}) == 1
+
+
+def loss_scale(optimizer: keras.optimizers.Optimizer) -> tf.Tensor | None:
+    """What the optimizer will divide gradients by, float32 []; None for nothing."""
+    one = tf.ones([])
+    scale = optimizer.scale_loss(one)
+    return None if scale is one else scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,27 +75,22 @@ class Update:
     ) -> dict[str, tf.Tensor] | tuple[dict[str, tf.Tensor], Watched]:
         """Updates; returns the metrics after it, and the `Watched` if a step is watched.
 
-        Args:
-          batch: (x, y, sample_weight).
-          forwards: of all microbatches.
-          total: the gradients that `average` takes.
-          average: makes the averages, within the program that XLA compiles.
+        `average` makes the averages, of `total`, within the program that XLA compiles.
         """
-        if self._is_compiled(total):
-            compiled = tf.function(
+        is_compiled = self._is_compiled(total)
+        if is_compiled:
+            program = tf.function(
                 lambda: self._update_if_finite(batch, forwards, average()),
                 autograph=False,
                 jit_compile=True,
             )
-            logs, watched, finite = compiled()
-            checked = [] if finite is None else [not_finite.check(finite)]
+            logs, watched, finite = program()
         else:
             averages = average()
             watched, finite = self._watch(averages)
-            checked = [] if finite is None else [not_finite.check(finite)]
-            with tf.control_dependencies(checked):
+        with tf.control_dependencies([] if finite is None else [not_finite.check(finite)]):
+            if not is_compiled:
                 logs = self._update(batch, forwards, averages)
-        with tf.control_dependencies(checked):
             for function in self.after_update:
                 function(cutting.num_examples(batch))
         return logs if watched is None else (logs, watched)
@@ -120,10 +112,11 @@ class Update:
         if not (self.training and self.watched):
             return None, None
         with tf.name_scope("watched"):
-            losses, optimizer = tf.stack(averages.losses), self.model.optimizer
-            # Before the scale may change.
-            watched = Watched(losses, loss_scale.taken_off(optimizer, averages.gradients))
-            return watched, not_finite.all_finite(losses, averages.gradients, optimizer)
+            losses, mean = tf.stack(averages.losses), averages.gradients
+            finite = not_finite.all_finite(losses, mean, self.model.optimizer)
+            if (scale := loss_scale(self.model.optimizer)) is not None:  # before it may change
+                mean = [gradients.times(gradient, 1.0 / scale) for gradient in mean]
+            return Watched(losses, mean), finite
 
     def _update_if_finite(self, batch, forwards, averages: Averages) -> tuple:
         watched, finite = self._watch(averages)
@@ -140,14 +133,12 @@ class Update:
             if self.training and model.trainable_variables:
                 pairs = zip(averages.gradients, model.trainable_variables, strict=True)
                 model.optimizer.apply_gradients(pairs)
-            elif self.training:
-                warnings.warn("The model does not have any trainable weights.", stacklevel=2)
         with tf.name_scope("state"):
             for variable, value in averages.changes:
                 variable.assign(value)
         with tf.name_scope("metrics"):
             count = cutting.num_examples(batch)
             model._loss_tracker.update_state(averages.loss, sample_weight=count)
-            x, y, sample_weight = data_adapter_utils.unpack_x_y_sample_weight(batch)
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
             outputs = microbatch.join_outputs(forwards)
             return model.compute_metrics(x, y, outputs, sample_weight=sample_weight)

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers import errors, gradients, shares, worker_errors
+from towers import errors, gradients, shares
 
 
 class Workers(contextlib.AbstractContextManager):
@@ -30,9 +30,7 @@ class Workers(contextlib.AbstractContextManager):
     """
 
     count, index, is_chief = 1, 0, True
-
-    def __init__(self):
-        self._signal: int | None = None
+    _signal: int | None = None
 
     def __exit__(self, *_) -> None:
         pass
@@ -42,11 +40,11 @@ class Workers(contextlib.AbstractContextManager):
         return f"worker {index}"
 
     def join(
-        self, sums: gradients.Sums, values: Sequence[tf.Tensor], of: shares.Shares
-    ) -> tuple[list[gradients.Gradient], list[tf.Tensor]]:
+        self, sums: gradients.Sums, values: Sequence, of: shares.Shares
+    ) -> tuple[list[gradients.Gradient], list]:
         """The total of the gradients, and the values of all microbatches, on every worker.
 
-        Called in the step's graph, where there are several workers.
+        Called in the step's graph.
 
         Args:
           sums: of this worker's gradients, from `gradients.sum_over_share`.
@@ -83,13 +81,9 @@ class Workers(contextlib.AbstractContextManager):
 def check_same(
     workers: Workers, what: str, own: Mapping, label: Callable[[str], str] = "{} ".format
 ) -> None:
-    """Checks that all workers have the same values.
+    """Checks that all workers have the same values, by name, as JSON can hold them.
 
-    Args:
-      workers: who calls this together.
-      what: the values are about.
-      own: this worker's, by name, as JSON can hold them.
-      label: from a name to what stands before its value.
+    `what` says what the values are about, `label` makes of a name what stands before its value.
 
     Raises:
       WorkerError: names what differs, with the values of a worker and of the chief.
@@ -97,6 +91,6 @@ def check_same(
     chief, *others = workers.exchange(what, dict(own))
     for index, other in enumerate(others, start=1):
         if different := errors.differences(chief, other, workers.name(0), label):
-            raise worker_errors.WorkerError(
+            raise errors.WorkerError(
                 f"{workers.name(index)} differs from {workers.name(0)}: {'; '.join(different)}"
             )

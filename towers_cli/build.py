@@ -27,8 +27,7 @@ def start_runtime(intra_op_threads: int, deterministic: bool) -> None:
     keras.config.set_floatx("float32")
     keras.config.set_image_data_format("channels_last")
     keras.config.set_epsilon(1e-7)
-    with settings.as_flags("--"):
-        devices.use_intra_op_threads(intra_op_threads)
+    devices.use_intra_op_threads(intra_op_threads)
     if deterministic:
         devices.run_deterministically()
 

@@ -34,7 +34,7 @@ def predict(run: str, paths: Sequence[str]) -> int:
     import numpy as np
 
     from input_pipeline import pictures
-    from towers import noise
+    from towers import errors
 
     model = load(Path(run) if run.endswith(".keras") else final_model(run))
     mode = _MODES[model.input_shape[-1]]
@@ -44,7 +44,7 @@ def predict(run: str, paths: Sequence[str]) -> int:
         try:
             picture = pictures.decode(Path(path).read_bytes(), mode)
         except (OSError, pictures.NoPicture) as error:
-            code = system.say_error(_NAME, f"{path}: {noise.reason(error)}", 1)
+            code = system.say_error(_NAME, f"{path}: {errors.reason(error)}", 1)
             continue
         images = picture.reshape(1, *picture.shape[:2], -1)  # of one channel, too
         [probabilities] = model(images)["probabilities"].numpy()
@@ -73,13 +73,13 @@ def load(path: Path):
     """The Keras model in a file, of raw pictures, as `raw_images.classifier` makes them."""
     import keras
 
-    from towers import errors, noise
+    from towers import errors
 
     try:
         model = keras.saving.load_model(path, compile=False)
     except (OSError, TypeError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise errors.UserError(
-            f"{path} cannot be read: {noise.reason(error)[:300]} (your own layers must be "
+            f"{path} cannot be read: {errors.reason(error)[:300]} (your own layers must be "
             "registered where they are defined, in the module of --model; a Lambda is not read)"
         ) from error
     outputs, shape = getattr(model, "output", None), getattr(model, "input_shape", None)

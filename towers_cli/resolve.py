@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 
-from towers import container_limits, distribution, machine, schedules
+from towers import distribution, machine, schedules
 from towers.runs import run_folder
 from towers_cli import own_model, run_config, settings
 
@@ -87,7 +87,7 @@ def intra_op_threads(
         # Raised again once all workers can be told.
         with contextlib.suppress(run_folder.RunFolderError):
             earlier = run_config.earlier_run(folder)
-    gpus, cores = machine.num_devices("GPU"), container_limits.available_cores()
+    gpus, cores = machine.num_devices("GPU"), machine.available_cores()
     return resolved(chosen, earlier, gpus, cores).intra_op_threads
 
 

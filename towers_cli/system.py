@@ -46,9 +46,9 @@ def exit_code(command: str, run: Callable[[], int], error_code: int | None = Non
     sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
     try:
         with without_notices():
-            from towers import errors, noise
+            from towers import errors
 
-        noise.quiet_loggers()
+        errors.quiet_loggers()
         try:
             code = run()
             sys.stdout.flush()  # else Python does, and complains where the reader has gone

@@ -43,13 +43,13 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
 
     import towers
     from input_pipeline import images
-    from towers import container_limits, machine
+    from towers import machine
     from towers_cli import announcements, build, own_model, resolve, run_config
 
     # What the run is, as its folder and this machine have it.
     earlier, cores = workers.from_chief(
         "what is in the folder",
-        lambda: [run_config.earlier_run(folder), container_limits.available_cores()],
+        lambda: [run_config.earlier_run(folder), machine.available_cores()],
     )
     gpus = machine.num_devices("GPU")
     chosen = resolve.resolved(chosen, earlier, gpus, cores, workers.count)

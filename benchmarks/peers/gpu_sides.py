@@ -23,7 +23,7 @@ import numpy as np
 
 import towers  # before Keras: it silences TensorFlow's notices
 from benchmarks.peers import counter, keras_tasks, tasks
-from towers import container_limits, hashes, machine, operation_gradients
+from towers import hashes, machine, operation_gradients
 
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
@@ -78,7 +78,7 @@ def names(what: dict) -> None:
     say(
         gpus=machine.gpu_names(), software=machine.gpu_software(), loaded=sorted(found),
         tensorflow=tf.__version__, keras=keras.__version__, python=platform.python_version(),
-        processor=machine.processor(), cores=container_limits.available_cores(),
+        processor=machine.processor(), cores=machine.available_cores(),
         built_for=dict(tf.sysconfig.get_build_info()),
         seconds=round(time.time() - what["begun"], 1),
     )  # fmt: skip

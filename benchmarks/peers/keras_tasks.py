@@ -16,7 +16,7 @@ import numpy as np
 import towers  # before Keras: it sets TensorFlow up
 from benchmarks.peers import counter, tasks
 from benchmarks.peers import task_sizes as sizes
-from towers import container_limits, devices, distribution, machine, networks, worker_errors
+from towers import devices, distribution, errors, machine, networks
 from towers.multi_worker import cluster, collectives
 from towers_cli import launch, resolve
 
@@ -64,7 +64,7 @@ def one_batch(task: str, batch: int) -> tuple[np.ndarray, np.ndarray]:
 
 def tower_devices(options: argparse.Namespace) -> tuple[str, ...]:
     """The devices of the towers, with the threads that `train.py` would choose."""
-    gpus, cores = machine.num_devices("GPU"), container_limits.available_cores()
+    gpus, cores = machine.num_devices("GPU"), machine.available_cores()
     is_compiled = options.side == "towers-xla"
     microbatches = -(-options.batch // options.microbatch_size)
     devices.use_intra_op_threads(resolve.default_threads(microbatches, gpus, cores, is_compiled))
@@ -126,7 +126,7 @@ def main():
     is_other = bool(os.environ.get("TF_CONFIG"))  # another worker than the chief
     counts = [] if is_other else [CountSteps(counter.Counter(), options.batch)]
     # When the chief goes, the others do.
-    ends = contextlib.suppress(worker_errors.WorkerError) if is_other else contextlib.nullcontext()
+    ends = contextlib.suppress(errors.WorkerError) if is_other else contextlib.nullcontext()
     with ends, met(options.num_workers) as workers:
         if options.side in ON_TOWERS:
             model = on_towers(options, of_towers, workers)

@@ -46,9 +46,9 @@ def test_one_process_or_none_is_no_cluster(text):
 @pytest.mark.parametrize(
     "text",
     [
-        *("{", "[" * 100_000, "1" * 5000, "NaN", "null", '{"cluster": []}'),
+        *("{", "NaN", "null", '{"cluster": []}'),
         '{"cluster": {"worker": null}}',
-        tf_config({"worker": ["a:1", "b:1"]}, index=10**4000),
+        tf_config({"worker": ["a:1", "b:1"]}, index=2),
         tf_config({"worker": ["a:1", "b:1"]}, index=True),
         tf_config({"worker": ["a:1", "b:1"]}, "evaluator"),
         tf_config({"worker": ["a:1", "b"]}),

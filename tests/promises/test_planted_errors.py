@@ -18,7 +18,7 @@ import toys
 
 import towers
 from input_pipeline import arrays
-from towers import gradients, microbatch, model_state, moving_averages, one_gradient, step
+from towers import gradients, microbatch, model_state, moving_averages, step
 from towers.runs import callbacks, checkpoints, sources
 
 BATCH, SIZE, STEPS, RESUMED_AT, CLIP = 24, 4, 5, 2, 0.05
@@ -121,9 +121,9 @@ def same_examples(self, is_second, weights, batch):
 
 def decay_of_one(loss):
     def function(self, weights, state, draw, batch):
-        value, forward = loss(self, weights, state, draw, batch)
+        forward = loss(self, weights, state, draw, batch)
         decay = 1e-2 * tf.reduce_sum(weights[0] ** 2)
-        return value - tf.where(draw >= 3, decay, 0.0), forward
+        return forward._replace(loss=forward.loss - tf.where(draw >= 3, decay, 0.0))
 
     return function
 
@@ -152,7 +152,7 @@ ERRORS = {
     "one microbatch's gradient is not reduced": (of_last(lambda g: g * 0), 2, 1),
     "one is reduced twice": (of_last(lambda g: g * 2), 2, 1),
     "the sum is divided by the towers": (
-        changed(one_gradient, "over", lambda over: lambda gradient, _: over(gradient, 2)), 2, 1,
+        changed(gradients, "over", lambda over: lambda gradient, _: over(gradient, 2)), 2, 1,
     ),
     "a tower's mean counts as another's that has more": (
         of_last(lambda g: g * 1.5), 4, 1,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers import noise
+from towers import errors
 from towers.runs import checkpoints, fit_state
 
 INDEX, DATA = "state.index", "state.data-00000-of-00001"
@@ -18,7 +18,7 @@ INDEX, DATA = "state.index", "state.data-00000-of-00001"
 
 @pytest.fixture(autouse=True)
 def as_in_a_command():
-    noise.quiet_loggers()
+    errors.quiet_loggers()
 
 
 def new_state(*, units=3, optimizer=None, keep_averages=True) -> fit_state.FitState:

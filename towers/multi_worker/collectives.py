@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from towers import conditions, devices, gradients, machine, shares, worker, worker_errors
+from towers import conditions, devices, errors, gradients, machine, shares, worker
 from towers.multi_worker import cluster, runtime
 
 _SHORTEST_TEXT = 1024  # bytes of a message
@@ -53,7 +53,7 @@ def meet(
     try:
         with MultiWorker(members, wait_seconds) as workers:
             yield workers
-    except worker_errors.WorkerError as error:
+    except errors.WorkerError as error:
         print(f"{os.path.basename(sys.argv[0])}: error: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
 
@@ -141,10 +141,8 @@ class MultiWorker(worker.Workers):
             tf.concat([tf.reshape(of_all[place], [-1]) for place in part], axis=0)
             for of_all in sums.values()
         ]
-        subtrees = [
-            gradients.subtrees(of.microbatches(worker), of.num_microbatches)
-            for worker in range(self.count)
-        ]
+        runs = map(of.microbatches, range(self.count))
+        subtrees = [gradients.subtrees(run, of.num_microbatches) for run in runs]
         most, n = max(map(len, subtrees)), vectors[0].shape.num_elements()
         share = -(-n // self.count)
         rows = tf.stack([tf.pad(vector, [[0, share * self.count - n]]) for vector in vectors])
@@ -166,9 +164,8 @@ class MultiWorker(worker.Workers):
 
     def _gather(self, use: str, vector: tf.Tensor, parity: tf.Tensor) -> tf.Tensor:
         """[workers, n, ...] of everyone's [n, ...]."""
-        return tf.raw_ops.CollectiveGatherV2(
-            input=vector[tf.newaxis], **self._group(use, vector, parity)
-        )
+        group = self._group(use, vector, parity)
+        return tf.raw_ops.CollectiveGatherV2(input=vector[tf.newaxis], **group)
 
     def _group(self, use: str, values: tf.Tensor, parity: tf.Tensor) -> dict:
         """Who takes part, and an instance key that all have for this call and no other.
@@ -196,7 +193,7 @@ class MultiWorker(worker.Workers):
         Their first axis is the microbatches, or so many rows for each of them.
         """
         values = [tf.convert_to_tensor(value) for value in values]
-        counts = [len(of.microbatches(worker)) for worker in range(self.count)]
+        counts = [*map(len, map(of.microbatches, range(self.count)))]
         own = counts[self.index]
         words = [tf.reshape(_as_words(value), [own, -1]) for value in values]
         sent = tf.concat(words, axis=1)
@@ -264,12 +261,12 @@ class MultiWorker(worker.Workers):
             alike = tf.reduce_all(rows[:, :-1] == label)
             return tf.raw_ops.Assert(condition=alike, data=[_MARK])
 
-    def _at_odds(self) -> worker_errors.WorkerError:
+    def _at_odds(self) -> errors.WorkerError:
         """What to raise where workers do different things."""
         rows = self._doing.numpy()[:, :-1]
         calls = [row.tobytes().decode(errors="replace").strip() for row in rows]
         other = next(index for index, call in enumerate(calls) if call != calls[self.index])
-        return worker_errors.WorkerError(
+        return errors.WorkerError(
             f"{self.name(self.index)} is at {calls[self.index]!r}, and {self.name(other)} at "
             f"{calls[other]!r}: every worker must make the same calls in the same order"
         )
@@ -278,14 +275,14 @@ class MultiWorker(worker.Workers):
     def watched(self) -> Iterator[None]:
         try:
             yield
+        except tf.errors.InvalidArgumentError as error:  # of no other worker's
+            if _MARK in error.message:
+                raise self._at_odds() from error
+            raise
         except tf.errors.OpError as error:
-            if isinstance(error, tf.errors.InvalidArgumentError):  # of no other worker's
-                because = self._at_odds() if _MARK in error.message else None
-            else:
-                because = runtime.explain(error, self.cluster)
-            if because is None:
-                raise
-            raise because from error
+            if because := runtime.explain(error, self.cluster):
+                raise because from error
+            raise
 
 
 def _in_parts(sums: Sequence[gradients.Gradient]) -> list[list[int]]:
@@ -307,9 +304,7 @@ def _in_parts(sums: Sequence[gradients.Gradient]) -> list[list[int]]:
 def _as_words(values: tf.Tensor) -> tf.Tensor:
     """The values' bits, int32 [n]; types narrower than that are widened, which loses nothing."""
     if not values.shape.is_fully_defined():
-        raise ValueError(
-            f"{values} has shape {values.shape}: between workers, shapes must be known"
-        )
+        raise ValueError(f"{values}: between workers, shapes must be known")
     wide = tf.cast(values, _carrier(values.dtype))
     return tf.reshape(tf.bitcast(wide, tf.int32), [-1])
 

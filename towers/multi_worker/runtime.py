@@ -8,7 +8,6 @@ for each way in which a worker can end.
 
 import contextlib
 import ctypes
-import itertools
 import re
 import signal
 import threading
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from towers import worker_errors
+from towers import errors
 from towers.multi_worker import cluster
 
 from tensorflow.core.protobuf import tensorflow_server_pb2  # isort: skip
@@ -36,7 +35,7 @@ def connect(members: cluster.Cluster, wait_seconds: float) -> None:
     """
     context = eager.context()
     if context._context_handle is not None:
-        raise worker_errors.WorkerError(
+        raise errors.WorkerError(
             "TensorFlow has started before the workers have met: meet them before anything else "
             "that uses it, such as making a tensor or a model"
         )
@@ -61,26 +60,21 @@ def connect(members: cluster.Cluster, wait_seconds: float) -> None:
     )
     context.ensure_initialized()
     if failure := _enable_collectives(context, server.SerializeToString()):
-        raise worker_errors.GoneError(_why_not_met(failure, members, wait_seconds))
+        raise errors.GoneError(_why_not_met(failure, members, wait_seconds))
     context._collective_ops_server_def = server
     context._initialize_logical_devices()
     context._clear_caches()
 
 
 def _enable_collectives(context, server: bytes) -> str:
-    """What `context.enable_collective_ops` calls, which blocks Python until all have come.
+    """What has failed in what `context.enable_collective_ops` calls; empty for nothing.
 
-    In a thread, so that signals end the process meanwhile, as they do by default: TensorFlow takes
-    SIGTERM, and Python's own end would wait for the thread.
-
-    Returns:
-      What has failed; empty for nothing.
+    That blocks Python until all have come. Here it is in a thread, so that signals end the process
+    meanwhile, as they do by default: TensorFlow takes SIGTERM, and Python's own end would wait for
+    the thread.
     """
-    folder = Path(tf.__file__).parent
-    framework, tensorflow = (
-        ctypes.CDLL(str(next(folder.glob(f"libtensorflow_{part}.*"))))
-        for part in ("framework", "cc")
-    )
+    libraries = (Path(tf.__file__).parent.glob(f"libtensorflow_{x}.*") for x in ("framework", "cc"))
+    framework, tensorflow = (ctypes.CDLL(str(next(files))) for files in libraries)
     pointer, text = ctypes.c_void_p, ctypes.c_char_p
     get_pointer = ctypes.PYFUNCTYPE(pointer, ctypes.py_object, text)(
         ("PyCapsule_GetPointer", ctypes.pythonapi)
@@ -95,15 +89,17 @@ def _enable_collectives(context, server: bytes) -> str:
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if is_main else ()
     handlers = {number: signal.getsignal(number) or signal.SIG_DFL for number in numbers}
-    for waited in itertools.count():
+    handlers = {n: handler for n, handler in handlers.items() if handler != signal.SIG_IGN}
+    waited = 0
+    while thread.is_alive():
+        for number in handlers:
+            signal.signal(number, signal.SIG_DFL)
         thread.join(0.2)
-        for number, handler in handlers.items():
-            if handler != signal.SIG_IGN:
-                signal.signal(number, signal.SIG_DFL if thread.is_alive() else handler)
-        if not thread.is_alive():
-            break
+        waited += 1
         if waited == 25:  # five seconds
             print("waiting for other workers", flush=True)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     if not ctypes.CFUNCTYPE(ctypes.c_int, pointer)(("TF_GetCode", framework))(status):
         return ""
     message = ctypes.CFUNCTYPE(text, pointer)(("TF_Message", framework))(status)
@@ -123,18 +119,18 @@ def _why_not_met(failure: str, members: cluster.Cluster, wait_seconds: float) ->
     return f"{names} did not connect within {wait_seconds:g} s"
 
 
-def explain(error: tf.errors.OpError, members: cluster.Cluster) -> worker_errors.WorkerError | None:
+def explain(error: tf.errors.OpError, members: cluster.Cluster) -> errors.WorkerError | None:
     """Which other worker's end has caused an error, and why that has ended; None if no other's."""
     if reported := _REPORTED.search(error.message):
         name = members.name(int(reported[1]))
-        return worker_errors.WorkerError(f"{name} has ended: {reported[2]}")
+        return errors.WorkerError(f"{name} has ended: {reported[2]}")
     others = [index for index in range(len(members.addresses)) if index != members.index]
     ends = {members.name(index): _health(index) for index in others}
     if gone := [f"{name} {end}" for name, end in ends.items() if end]:
-        return worker_errors.GoneError(" and ".join(gone))
+        return errors.GoneError(" and ".join(gone))
     why = error.message.partition("Collective ops is aborted by: ")[2].split("\n")[0]
     lost = f"TensorFlow has lost the connection to other workers ({why})"
-    return worker_errors.GoneError(lost) if why else None
+    return errors.GoneError(lost) if why else None
 
 
 def _health(index: int) -> str | None:

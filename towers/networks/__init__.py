@@ -89,6 +89,5 @@ def build(
         return model
     with tf.device(parameter_device):
         there = network.build(image_shape, num_classes, policy, seed)
-    for variable, drawn in zip(there.variables, model.variables, strict=True):
-        variable.assign(drawn.value)
+    there.set_weights(model.get_weights())
     return there

@@ -5,6 +5,8 @@ Layers, initial values and weight decay are those of tensorflow/models
 first pooling comes before bias and ReLU, which is the same function in less time (layers.BiasRelu).
 """
 
+import functools
+
 import keras
 
 from towers.networks import layers, seeds
@@ -26,60 +28,42 @@ def build(
       filters: of both convolutions.
       hidden_units: of the two hidden dense layers.
     """
+    constant = keras.initializers.Constant
+    pool = functools.partial(keras.layers.MaxPooling2D, 3, strides=2, padding="same", dtype=dtype)
+    normalization = functools.partial(
+        layers.LocalResponseNormalization,
+        depth_radius=4, bias=1.0, alpha=0.001 / 9.0, beta=0.75, dtype=dtype,
+    )  # fmt: skip
 
     def normal(stddev: float, layer: str) -> keras.initializers.Initializer:
         return keras.initializers.TruncatedNormal(stddev=stddev, seed=seeds.of_layer(seed, layer))
 
+    def convolution(name):
+        kernel = normal(0.05, name)
+        return keras.layers.Conv2D(
+            filters, 5, padding="same", use_bias=False, kernel_initializer=kernel, name=name,
+            dtype=dtype,
+        )  # fmt: skip
+
+    def dense(name, units, stddev, bias, activation=None):
+        kernel = normal(stddev, name)
+        return keras.layers.Dense(
+            units, activation, kernel_initializer=kernel, bias_initializer=constant(bias),
+            name=name, dtype=dtype,
+        )  # fmt: skip
+
     images = keras.Input(image_shape, name="images")
-    x = _convolution("conv1", filters, normal(0.05, "conv1"), dtype)(images)
-    x = _pool("pool1", dtype)(x)  # (n, height/2, width/2, filters)
-    x = _bias_relu("relu1", 0.0, dtype)(x)  # after the pool: the same values, a quarter of the work
-    x = _normalization("norm1", dtype)(x)
-    x = _convolution("conv2", filters, normal(0.05, "conv2"), dtype)(x)
-    x = _bias_relu("relu2", 0.1, dtype)(x)
-    x = _normalization("norm2", dtype)(x)
-    x = _pool("pool2", dtype)(x)  # (n, height/4, width/4, filters)
+    x = convolution("conv1")(images)
+    x = pool(name="pool1")(x)  # (n, height/2, width/2, filters)
+    # After the pool, which leaves the same values and a quarter of the work.
+    x = layers.BiasRelu(constant(0.0), name="relu1", dtype=dtype)(x)
+    x = normalization(name="norm1")(x)
+    x = convolution("conv2")(x)
+    x = layers.BiasRelu(constant(0.1), name="relu2", dtype=dtype)(x)
+    x = normalization(name="norm2")(x)
+    x = pool(name="pool2")(x)  # (n, height/4, width/4, filters)
     x = keras.layers.Flatten(name="flatten", dtype=dtype)(x)
-    x = _dense("local3", hidden_units[0], 0.1, normal(0.04, "local3"), dtype, "relu")(x)
-    x = _dense("local4", hidden_units[1], 0.1, normal(0.04, "local4"), dtype, "relu")(x)
-    last = normal(1 / hidden_units[1], "softmax_linear")
-    logits = _dense("softmax_linear", num_classes, 0.0, last, dtype, None)(x)
+    x = dense("local3", hidden_units[0], 0.04, 0.1, "relu")(x)
+    x = dense("local4", hidden_units[1], 0.04, 0.1, "relu")(x)
+    logits = dense("softmax_linear", num_classes, 1 / hidden_units[1], 0.0)(x)
     return keras.Model(images, logits, name="cifarnet")
-
-
-def _convolution(name, filters, kernel_initializer, dtype):
-    return keras.layers.Conv2D(
-        filters,
-        5,
-        padding="same",
-        use_bias=False,
-        kernel_initializer=kernel_initializer,
-        name=name,
-        dtype=dtype,
-    )
-
-
-def _bias_relu(name, bias, dtype):
-    initializer = keras.initializers.Constant(bias)
-    return layers.BiasRelu(bias_initializer=initializer, name=name, dtype=dtype)
-
-
-def _pool(name, dtype):
-    return keras.layers.MaxPooling2D(3, strides=2, padding="same", name=name, dtype=dtype)
-
-
-def _normalization(name, dtype):
-    return layers.LocalResponseNormalization(
-        depth_radius=4, bias=1.0, alpha=0.001 / 9.0, beta=0.75, name=name, dtype=dtype
-    )
-
-
-def _dense(name, units, bias, kernel_initializer, dtype, activation):
-    return keras.layers.Dense(
-        units,
-        activation=activation,
-        kernel_initializer=kernel_initializer,
-        bias_initializer=keras.initializers.Constant(bias),
-        name=name,
-        dtype=dtype,
-    )

@@ -132,15 +132,14 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):
         """
         if mask is not None:
             raise ValueError(f"{self.name}: fused batch norm takes no mask; use Keras's layer")
-        moments = self.moving_mean, self.moving_variance
+        moments = [self.moving_mean, self.moving_variance]
         scale = self.gamma if self.scale else tf.ones_like(self.moving_mean)
         offset = self.beta if self.center else tf.zeros_like(self.moving_mean)
         in_training = bool(training and self.trainable)
+        others = [scale, offset, *([] if in_training else moments)]
         outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
             inputs,  # whatever its type, the operation has the others in float32
-            tf.cast(scale, tf.float32),
-            tf.cast(offset, tf.float32),
-            *([] if in_training else [tf.cast(moment, tf.float32) for moment in moments]),
+            *(tf.cast(other, tf.float32) for other in others),
             epsilon=self.epsilon,
             is_training=in_training,
         )

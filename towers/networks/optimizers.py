@@ -89,29 +89,22 @@ def make(
     if name in DECOUPLED_WEIGHT_DECAY:
         options["weight_decay"] = weight_decay
     if name == "muon":
+        dense = (
+            [one for one in model.layers if isinstance(one, keras.layers.Dense)] if model else []
+        )
         options |= {
             "adam_weight_decay": weight_decay,
             "adam_lr_ratio": MUON_ADAM_RATIO,
             "adam_beta_2": 0.99,
             "ns_steps": 3,
             "rms_rate": None,  # the update is U S' V' itself
-            "exclude_layers": _output_layer(model),
+            "exclude_layers": [f"^{re.escape(layer.path)}/" for layer in dense[-1:]],
         }
-    parameter_device = parameter_device or devices.HOST
-    with tf.device(parameter_device):
+    with tf.device(parameter_device or devices.HOST):
         optimizer = OPTIMIZERS[name](**options)
-    if name in DECOUPLED_WEIGHT_DECAY and model is not None:
-        kept = {id(variable) for variable in decayed}
-        optimizer.exclude_from_weight_decay(
-            var_list=[v for v in model.trainable_variables if id(v) not in kept]
-        )
-    with tf.device(parameter_device):
+        if name in DECOUPLED_WEIGHT_DECAY and model is not None:
+            kept = set(map(id, decayed))
+            optimizer.exclude_from_weight_decay(
+                var_list=[v for v in model.trainable_variables if id(v) not in kept]
+            )
         return keras.optimizers.LossScaleOptimizer(optimizer) if loss_scaling else optimizer
-
-
-def _output_layer(model: keras.Model | None) -> list[str]:
-    """A pattern for the path of the last dense layer's weights; none without such a layer."""
-    dense = (
-        [layer for layer in model.layers if isinstance(layer, keras.layers.Dense)] if model else []
-    )
-    return [f"^{re.escape(layer.path)}/" for layer in dense[-1:]]

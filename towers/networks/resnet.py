@@ -4,6 +4,8 @@ He, Zhang, Ren and Sun 2015 (arXiv:1512.03385, section 4.2) with n = 3 blocks a 
 Where a stage changes the shape the shortcut is a 1 x 1 convolution (their option B).
 """
 
+import functools
+
 import keras
 
 from towers.networks import layers, seeds
@@ -29,24 +31,10 @@ def build(
     def he_normal(layer):
         return keras.initializers.HeNormal(seed=seeds.of_layer(seed, layer))
 
-    def convolution(x, filters, kernel_size, strides, name):
-        x = keras.layers.Conv2D(
-            filters,
-            kernel_size,
-            strides=strides,
-            padding="same",
-            use_bias=False,  # batch norm's offset does its work
-            kernel_initializer=he_normal(name),
-            name=name,
-            dtype=dtype,
-        )(x)
-        return layers.FusedBatchNormalization(
-            momentum=0.9, epsilon=1e-5, name=f"{name}_norm", dtype=dtype
-        )(x)
-
     def relu(x, name):
         return keras.layers.ReLU(name=name, dtype=dtype)(x)
 
+    convolution = functools.partial(normalized_convolution, initializer=he_normal, dtype=dtype)
     images = keras.Input(image_shape, name="images")
     x = relu(convolution(images, STAGE_FILTERS[0], 3, 1, "conv1"), "conv1_relu")
     for stage, filters in enumerate(STAGE_FILTERS, start=1):
@@ -62,9 +50,25 @@ def build(
             x = relu(x, f"{name}_relu2")
     x = keras.layers.GlobalAveragePooling2D(name="pool", dtype=dtype)(x)  # (n, filters)
     logits = keras.layers.Dense(
-        num_classes,
-        kernel_initializer=he_normal("logits"),
-        name="logits",
-        dtype=dtype,
+        num_classes, kernel_initializer=he_normal("logits"), name="logits", dtype=dtype
     )(x)
     return keras.Model(images, logits, name="resnet")
+
+
+def normalized_convolution(
+    x, filters, kernel_size, strides, name, *, initializer, dtype, padding="same", scale="ones"
+):
+    """A convolution and its batch norm; `initializer` makes that of the kernel from a name."""
+    x = keras.layers.Conv2D(
+        filters,
+        kernel_size,
+        strides=strides,
+        padding=padding,
+        use_bias=False,  # batch norm's offset does its work
+        kernel_initializer=initializer(name),
+        name=name,
+        dtype=dtype,
+    )(x)
+    return layers.FusedBatchNormalization(
+        momentum=0.9, epsilon=1e-5, gamma_initializer=scale, name=f"{name}_norm", dtype=dtype
+    )(x)

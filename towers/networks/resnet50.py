@@ -8,7 +8,7 @@ as its shortcut (Goyal et al. 2017, arXiv:1706.02677, section 5.1).
 
 import keras
 
-from towers.networks import layers, seeds
+from towers.networks import resnet, seeds
 
 STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))  # blocks, and filters of their first convolutions
 _WIDENING = 4  # of a block's last convolution
@@ -44,25 +44,11 @@ def build(
             2.0, "fan_out", "untruncated_normal", seed=seeds.of_layer(seed, layer)
         )
 
-    def convolution(x, filters, kernel_size, strides, name, first_scale="ones"):
+    def convolution(x, filters, kernel_size, strides, name, scale="ones"):
         if kernel_size > 1:  # as torchvision pads, by the same number of pixels on each side
             x = keras.layers.ZeroPadding2D(kernel_size // 2, name=f"{name}_pad", dtype=dtype)(x)
-        x = keras.layers.Conv2D(
-            filters,
-            kernel_size,
-            strides=strides,
-            use_bias=False,  # batch norm's offset does its work
-            kernel_initializer=he_normal(name),
-            name=name,
-            dtype=dtype,
-        )(x)
-        return layers.FusedBatchNormalization(
-            momentum=0.9,
-            epsilon=1e-5,
-            gamma_initializer=first_scale,
-            name=f"{name}_norm",
-            dtype=dtype,
-        )(x)
+        options = {"initializer": he_normal, "dtype": dtype, "padding": "valid", "scale": scale}
+        return resnet.normalized_convolution(x, filters, kernel_size, strides, name, **options)
 
     def relu(x, name):
         return keras.layers.ReLU(name=name, dtype=dtype)(x)
@@ -80,16 +66,10 @@ def build(
                 shortcut = convolution(x, _WIDENING * filters, 1, strides, f"{name}_shortcut")
             x = relu(convolution(x, filters, 1, 1, f"{name}_conv1"), f"{name}_relu1")
             x = relu(convolution(x, filters, 3, strides, f"{name}_conv2"), f"{name}_relu2")
-            x = convolution(x, _WIDENING * filters, 1, 1, f"{name}_conv3", first_scale="zeros")
+            x = convolution(x, _WIDENING * filters, 1, 1, f"{name}_conv3", scale="zeros")
             x = keras.layers.Add(name=f"{name}_add", dtype=dtype)([x, shortcut])
             x = relu(x, f"{name}_relu3")
     x = keras.layers.GlobalAveragePooling2D(name="pool", dtype=dtype)(x)  # (n, 4 * filters)
-    logits = keras.layers.Dense(
-        num_classes,
-        kernel_initializer=keras.initializers.RandomNormal(
-            stddev=0.01, seed=seeds.of_layer(seed, "logits")
-        ),
-        name="logits",
-        dtype=dtype,
-    )(x)
-    return keras.Model(images, logits, name="resnet50")
+    small = keras.initializers.RandomNormal(stddev=0.01, seed=seeds.of_layer(seed, "logits"))
+    dense = keras.layers.Dense(num_classes, kernel_initializer=small, name="logits", dtype=dtype)
+    return keras.Model(images, dense(x), name="resnet50")

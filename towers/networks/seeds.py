@@ -9,14 +9,6 @@ import hashlib
 
 
 def of_layer(seed: int, layer: str) -> int:
-    """The seed of a layer's initial values: a hash of the run's seed and the layer's name.
-
-    Args:
-      seed: of the run.
-      layer: the layer's name, which no other layer of the network has.
-
-    Returns:
-      31 bits of SHA-256, as an integer in [0, 2**31).
-    """
+    """The seed of a layer's initial values, in [0, 2**31): a hash of the run's and its name."""
     digest = hashlib.sha256(f"{seed}/{layer}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1

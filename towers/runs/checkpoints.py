@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from towers import devices, errors, noise
+from towers import devices, errors
 
 _STEP = re.compile(r"step-(\d+)")
 _TEMPORARY = ".partial"  # ends the name of a folder that is being written or deleted
@@ -71,7 +71,7 @@ class Checkpoints:
         except (tf.errors.OpError, OSError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise CheckpointError(
-                f"checkpoint {path} cannot be written: {noise.reason(error)}. "
+                f"checkpoint {path} cannot be written: {errors.reason(error)}. "
                 f"{self.describe_newest()}"
             ) from error
         for old in list(by_step(self._folder).values())[: -self._keep]:
@@ -126,7 +126,7 @@ def _errors_of(path: str) -> Iterator[None]:
         yield
     except _UNREADABLE as error:
         raise CheckpointError(
-            f"checkpoint {path} cannot be restored: {noise.reason(error)}"
+            f"checkpoint {path} cannot be restored: {errors.reason(error)}"
         ) from error
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from towers import noise
+from towers import errors
 
 # The first three differ from process to process.
 _NO_PART_OF_IT = ("module", "seed", "shared_object_id", "compile_config")
@@ -26,7 +26,7 @@ def check_can_be_saved(model: keras.Model) -> None:
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ValueError(
             "Keras cannot save the model: a layer or a model of your own needs a get_config with "
-            f"all arguments of its constructor ({noise.reason(error)})"
+            f"all arguments of its constructor ({errors.reason(error)})"
         ) from error
 
 

@@ -25,17 +25,17 @@ import numpy as np
 import tensorflow as tf
 
 from towers import (
-    adapted,
     conditions,
     cutting,
     distribution,
     errors,
     hashes,
     machine,
+    model_state,
     not_finite,
+    step,
     updating,
     worker,
-    worker_errors,
 )
 from towers.runs import (
     callback_state,
@@ -251,7 +251,7 @@ class Run:
         first = self.state.step
         try:
             return self._epochs()
-        except worker_errors.GoneError as error:
+        except errors.GoneError as error:
             self.state.read()
             if not self.workers.is_chief or self.state.step == first:
                 raise
@@ -516,7 +516,7 @@ class Run:
         parts = self.state.arithmetic().values()
         self.workers.broadcast("the state of the run", [v for part in parts for v in part])
         self.state.read()
-        adapted.refresh(self.model)
+        model_state.refresh(self.model)
         variables = [*self.model.variables, *self.model.optimizer.variables]
         # Not those with the -inf of a mask.
         self._finite = [v for v in variables if not np.isinf(_values(v)).any()]
@@ -596,7 +596,7 @@ class Run:
         distribution = self.distribution
         runs_on = conditions.environment() | {
             "devices": machine.kinds(distribution.tower_devices),
-            "parameters on": machine.kinds([distribution.parameter_device]),
+            "parameters on": machine.kinds([step.parameter_device(self.model)]),
         }
         extended = conditions.extended(stretches, self.state.step, runs_on)
         if stretches and extended[-1]["first_step"] == self.state.step:

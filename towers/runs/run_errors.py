@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from towers import errors, noise
+from towers import errors
 
 _NOT_COMPILED = re.compile("Detected unsupported operations .*|Trying to access resource .*")
 
@@ -25,7 +25,7 @@ def explained() -> Iterator[None]:
             "there is not enough memory for a batch; give a smaller one, or accumulate_gradients"
         ) from error
     except tf.errors.UnimplementedError as error:  # with --deterministic, by TensorFlow's words
-        raise TrainingError(noise.reason(error)) from error
+        raise TrainingError(errors.reason(error)) from error
     except tf.errors.OpError as error:
         if (found := _NOT_COMPILED.search(error.message)) is None:
             raise

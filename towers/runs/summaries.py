@@ -16,7 +16,7 @@ from tensorboard.compat.proto import summary_pb2
 from tensorboard.plugins.scalar import summary
 from tensorflow.python.framework import convert_to_constants
 
-from towers import noise
+from towers import errors
 from towers.runs import run_folder
 
 MAX_IMAGES = 8
@@ -60,7 +60,7 @@ def _on_disk() -> Iterator[None]:
         yield
     except tf.errors.OpError as error:
         raise run_folder.RunFolderError(
-            f"TensorBoard's files cannot be written: {noise.reason(error)}"
+            f"TensorBoard's files cannot be written: {errors.reason(error)}"
         ) from error
 
 

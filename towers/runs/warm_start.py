@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import adapted, devices, errors, hashes, model_state, noise
+from towers import devices, errors, hashes, model_state
 from towers.runs import checkpoints, run_folder
 
 from keras.src.utils import naming  # isort: skip
@@ -133,7 +133,7 @@ def restore(path: str, model: keras.Model) -> list[tuple[keras.Variable, np.ndar
 def _assign(model: keras.Model, pairs: list[tuple]) -> list[tuple]:
     for variable, value in pairs:
         variable.assign(value)
-    adapted.refresh(model)
+    model_state.refresh(model)
     return pairs
 
 
@@ -143,7 +143,7 @@ def _take_from_model(file: str, model: keras.Model) -> tuple[list, list[str]]:
         with tf.device(devices.HOST):
             source = keras.saving.load_model(file, custom_objects=classes, compile=False)
     except Exception as error:  # Keras has many for a file, or code in it, that it does not know
-        raise WarmStartError(f"{file} cannot be read: {noise.reason(error)[:300]}") from error
+        raise WarmStartError(f"{file} cannot be read: {errors.reason(error)[:300]}") from error
     groups = _groups(source)
     pairs: list[tuple] = []
     kept = []
