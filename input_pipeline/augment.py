@@ -195,12 +195,11 @@ def distorted(images: np.ndarray, operations: np.ndarray, values: np.ndarray) ->
     """
     result = images.copy()
     with _one_at_a_time:
-        for place, operation in itertools.product(
-            range(operations.shape[1]), range(len(OPERATIONS))
-        ):
-            members = np.flatnonzero(operations[:, place] == operation)
+        numbered = enumerate(OPERATIONS)
+        for place, (number, name) in itertools.product(range(operations.shape[1]), numbered):
+            members = np.flatnonzero(operations[:, place] == number)
             if members.size:
-                _distort(OPERATIONS[operation], result, members, values[members, place])
+                _distort(name, result, members, values[members, place])
     return result
 
 

@@ -17,9 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 # Draws for different purposes start from different streams of the one seed.
-_SHUFFLING_STREAM = 1
-_AUGMENTATION_STREAM = 2
-_MIRRORING_STREAM = 3
+_SHUFFLING_STREAM, _AUGMENTATION_STREAM, _MIRRORING_STREAM = 1, 2, 3
 
 # On a CPU, where batches are made, this is Philox. A draw that names Philox has the same bits, but
 # TensorFlow 2.21 builds 50 operations for it instead of 8.

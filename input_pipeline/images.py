@@ -13,7 +13,7 @@ import functools
 import hashlib
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -53,17 +53,13 @@ class Images(arrays.Examples):
         """Of labels, the share of each class, float32 [n, classes]; of such shares, these."""
         return tf.one_hot(labels, len(self.class_names)) if labels.dtype.is_integer else labels
 
-    def at(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """The images of these numbers, uint8 `[n, *image_shape]`; a DataError names a bad one."""
-        return self._rows(np.asarray(ids, np.int64))[0]
-
     def names(self) -> list[str]:
         """What a person calls each image."""
         return list(map(self.name, range(self.num_examples)))
 
     def some(self, count: int) -> np.ndarray:
-        """At most `count` images, evenly spread: uint8 `[n, *image_shape]`."""
-        return self.at(arrays.spread_out(self.num_examples, count))
+        """At most `count` images, evenly spread: uint8 `[n, *image_shape]`, or a DataError."""
+        return self._rows(arrays.spread_out(self.num_examples, count))[0]
 
 
 @dataclasses.dataclass(eq=False)

@@ -29,8 +29,7 @@ from . import decoded, images
 
 NETWORK_CHECK_SECONDS = 4.0
 
-_READ_BYTES = 2**24  # of images, decoded at a time
-_READ_PICTURES = 256  # encoded, at a time
+_READ_BYTES, _READ_PICTURES = 2**24, 256  # of images; encoded: at a time
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ def load(
     about = identity(builder, split) | {"data_path": os.path.realpath(builder.data_path)}
     make = functools.partial(read, builder, split)
     arrays, sha256 = decoded.load_or_make(f"{name}-{split}", about, make, read_only)
-    names, source = class_names(builder), _source(builder)
+    names, source = about["class_names"], _source(builder)
     return images.ImageArrays(*arrays, class_names=names, source=source, fingerprint=sha256)
 
 
@@ -159,11 +158,6 @@ def _source(builder: tfds.core.DatasetBuilder) -> str:
     return f"TFDS {builder.info.full_name} in {builder.data_dir_root}"
 
 
-def class_names(builder: tfds.core.DatasetBuilder) -> tuple[str, ...]:
-    """One name per class."""
-    return tuple(builder.info.features["label"].names)
-
-
 def identity(builder: tfds.core.DatasetBuilder, split: str) -> dict[str, Any]:
     """What a split is, as JSON values: the version, the classes, the files' sizes and times."""
     decoded.check_split(builder.name, split, builder.info.splits)
@@ -175,7 +169,7 @@ def identity(builder: tfds.core.DatasetBuilder, split: str) -> dict[str, Any]:
     return {
         "name": builder.info.full_name,
         "split": split,
-        "class_names": class_names(builder),
+        "class_names": tuple(builder.info.features["label"].names),
         "files": [[name, status.st_size] for name, status in files],
         "modified": [status.st_mtime_ns for _, status in files],
     }
@@ -206,7 +200,7 @@ def read(builder: tfds.core.DatasetBuilder, split: str) -> decoded.Arrays:
         for number, batch in enumerate(examples.batch(at_a_time).as_numpy_iterator()):
             place = slice(number * at_a_time, number * at_a_time + len(batch[1]))
             pixels[place], labels[place] = batch
-    decoded.check_labels(labels, len(class_names(builder)), _source(builder))
+    decoded.check_labels(labels, builder.info.features["label"].num_classes, _source(builder))
     return pixels, labels.astype(np.int32)
 
 
@@ -242,7 +236,7 @@ def _pictures(
         read=read_one,
         name=lambda number: f"{split}/{number}",
         num_examples=builder.info.splits[split].num_examples,
-        class_names=class_names(builder),
+        class_names=about["class_names"],
         source=_source(builder),
         fingerprint=hashlib.sha256(json.dumps(about).encode()).hexdigest(),
         image_size=image_size,
