@@ -54,8 +54,9 @@ def check_memory(what: str, needed_bytes: int, otherwise: str = "") -> None:
 
     `otherwise` is what a person can do, as a sentence.
     """
-    limits = psutil.virtual_memory().available, machine.memory_limit()
-    available_bytes = min(limit for limit in limits if limit is not None)
+    available_bytes = psutil.virtual_memory().available
+    if limit := machine.memory_limit():
+        available_bytes = min(available_bytes, limit - psutil.Process().memory_info().rss)
     training_bytes = min(max(needed_bytes, _LEAST_TRAINING_BYTES), _MOST_TRAINING_BYTES)
     if needed_bytes > available_bytes - training_bytes:
         raise DataError(

@@ -325,6 +325,13 @@ def test_the_log_of_a_step_counts_a_short_microbatch_by_its_examples(tmp_path):
     assert line["loss"] == pytest.approx(model.evaluate(x[:20], y[:20], verbose=0)[0], rel=1e-5)
 
 
+def test_averages_of_other_weights_than_those_that_are_trained_are_refused(tmp_path):
+    """A checkpoint would not have them."""
+    averages = [run_callbacks.MovingAverages(model := compiled(), decay) for decay in (0.5, 0.9)]
+    with pytest.raises(ValueError, match="moving averages, of 4 trainable weights"):
+        fit(tmp_path / "run", model, callbacks=averages)
+
+
 @pytest.mark.pitfall(7)
 def test_averages_follow_the_weights_and_are_what_is_evaluated_and_saved(tmp_path):
     model, steps = compiled(), []

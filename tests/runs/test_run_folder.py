@@ -34,7 +34,7 @@ class TestLines:
         run_folder.append_line(path, {"step": 2})
         assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 
-    @pytest.mark.parametrize("damaged", [b'{"step": 2, "lo', b"", b"\xff\xfe"])
+    @pytest.mark.parametrize("damaged", [b'{"step": 2, "lo', b"", b"\xff\xfe", b"{}", b"5"])
     def test_a_damaged_line_among_whole_ones_is_named_and_nothing_is_dropped(self, folder, damaged):
         folder.path.mkdir(parents=True)
         whole = b'{"step": 1}\n' + damaged + b'\n{"step": 3}\n'

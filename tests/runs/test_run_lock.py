@@ -12,10 +12,25 @@ def folder(tmp_path):
     return run_folder.RunFolder(str(tmp_path / "run"), "--train_dir")
 
 
-def test_a_second_training_is_refused(folder):
+def test_a_second_training_is_refused_and_takes_nothing_away(folder, monkeypatch):
     second = run_folder.RunFolder(folder.path)
-    with folder.held(), pytest.raises(run_folder.RunFolderError, match="another"):
-        second.held().__enter__()
+    with folder.held():
+        with monkeypatch.context() as both_first:  # as if the folder had not been there
+            both_first.setattr(run_folder.Path, "exists", lambda _: False)
+            with pytest.raises(run_folder.RunFolderError, match="another"):
+                second.held().__enter__()
+        folder.check_held()
+
+
+def test_a_lock_that_was_removed_as_it_was_opened_is_none(folder, monkeypatch):
+    def remove_first(*arguments):
+        folder.lock.unlink()
+        return flock(*arguments)
+
+    flock = run_folder.fcntl.flock
+    monkeypatch.setattr(run_folder.fcntl, "flock", remove_first)
+    with pytest.raises(run_folder.RunFolderError, match="removed"):
+        folder.held().__enter__()
 
 
 def test_a_folder_in_which_a_run_left_nothing_is_removed(folder):

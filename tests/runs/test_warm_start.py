@@ -175,14 +175,21 @@ class TestLayers:
             taken(path, model)
         assert_same(values(model), before)
 
-    @pytest.mark.parametrize("make", [two_parts, named])
-    def test_that_changed_places_are_not_confused(self, saved, make):
+    def test_that_changed_places_are_not_confused(self, saved):
         """By kind and order each would get the weights of another, of the same shapes."""
-        names = ("dense_1", "dense_2") if make is named else ("encoder", "decoder")
-        source, model = make(*names), make(*reversed(names))
+        names = ("encoder", "decoder")
+        source, model = two_parts(*names), two_parts(*reversed(names))
         taken(saved(source), model)
         for name in names:
             assert_same(values(model.get_layer(name)), values(source.get_layer(name)))
+
+    def test_that_have_the_made_up_names_of_others_keep_their_own(self, saved):
+        """By name they would be others than by their place."""
+        model = named("dense_2", "dense_1", "last")
+        before = values(model)[:4]
+        found = taken(saved(named("dense_1", "dense_2", "last")), model)
+        assert len(found["kept"]) == 2 and "by its place" in found["kept"][0]
+        assert_same(values(model)[:4], before)
 
     def test_within_a_model_that_gained_layers_without_names_keep_their_own(self, saved):
         source, model = Own(1), Own(2)

@@ -7,6 +7,7 @@ silent stderr are tested on real ones.
 import dataclasses
 import json
 import math
+import os
 import re
 import shutil
 import signal
@@ -259,11 +260,12 @@ class TestAnotherRun:
         assert scripts.contents(folder) == before
 
 
-def test_a_final_model_that_is_gone_is_exported_again(tmp_path, short_run):
+@pytest.mark.parametrize("damaged", ["final_model.keras", "final_model.json"])
+def test_a_final_model_that_is_damaged_is_exported_again(tmp_path, short_run, damaged):
     folder = shutil.copytree(short_run, tmp_path / "run")
     whole = scripts.final_summary(folder)
     same = ["--max_steps=1", "--momentum=0.9", "--summary_every_steps=0"]
-    (folder / "final_model.keras").unlink()
+    os.truncate(folder / damaged, 100)
     assert "finished already" not in scripts.trained(folder, *same).stdout
     assert scripts.final_summary(folder) == whole
     keras.saving.load_model(folder / "final_model.keras")

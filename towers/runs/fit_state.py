@@ -78,7 +78,7 @@ class FitState:
         places = {id(variable.value): str(n) for n, variable in enumerate(self.model.variables)}
         parts: dict[str, Any] = self.arithmetic()
         trained = [places[id(variable)] for variable in parts["weights"]]
-        parts["moving_averages"] = dict(zip(trained, self.averages, strict=False))
+        parts["moving_averages"] = dict(zip(trained, self.averages, strict=bool(self.averages)))
         for name in ("weights", "model_state"):
             parts[name] = {places[id(variable)]: variable for variable in parts[name]}
         return parts | {"counters": self.counters, "notes": [self.notes]}

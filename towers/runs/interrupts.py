@@ -40,7 +40,3 @@ class Interrupts:
             self.received = number
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def exit_code(self) -> int:
-        """128 + the signal's number, the shell's convention; 0 if there was none."""
-        return 128 + self.received if self.received else 0

@@ -227,6 +227,8 @@ class Run:
         self._validation_batch_size = validation_batch_size or batch_size
         if not any(isinstance(callback, run_callbacks.Log) for callback in callbacks):
             callbacks.append(run_callbacks.Log())
+        if is_chief:
+            self.folder.read_config()  # else its lock would be in a folder of another kind
         with self.folder.held() if is_chief else contextlib.nullcontext():
             self._begin(callbacks, checkpoints_to_keep)
             self._callbacks = keras.callbacks.CallbackList(
@@ -292,9 +294,7 @@ class Run:
                     warnings.warn(f"x has no batch for epoch {epoch + 1}: it ends", stacklevel=3)
                     break
                 logs = pythonify_logs(model._get_metrics_result_or_logs(self._logs))
-                # Whole or cut short by another worker's end, it changes nothing.
-                with _kept([*model.non_trainable_variables, *model.metrics_variables]):
-                    logs |= self._evaluate(epoch)
+                logs |= self._evaluate(epoch)
                 if is_whole:
                     state.end_epoch()
                 callbacks.on_epoch_end(epoch, logs)
@@ -410,7 +410,9 @@ class Run:
         if self._validation is None or not self.model._should_eval(epoch, self._validation_freq):
             return {}
         x, y, weight = keras.utils.unpack_x_y_sample_weight(self._validation)
-        with warnings.catch_warnings(), self._averaged():
+        # Whole or cut short by another worker's end, it changes nothing.
+        kept = _kept([*self.model.non_trainable_variables, *self.model.metrics_variables])
+        with kept, warnings.catch_warnings(), self._averaged():
             # Keras says so of all data whose number of batches is not known before.
             warnings.filterwarnings("ignore", "Your input ran out of data")
             logs = self.model.evaluate(
@@ -497,6 +499,11 @@ class Run:
         """
         definition.check_can_be_saved(self.model)
         averages = [a for callback in callbacks for a in getattr(callback, "averages", ())]
+        if averages and len(averages) != (count := len(self.model.trainable_variables)):
+            raise ValueError(
+                f"callbacks keep {len(averages)} moving averages, of {count} trainable weights: "
+                "give one MovingAverages, made of the model as it is trained"
+            )
         self.state = fit_state.FitState(self.model, averages)
         for callback in callbacks:
             if hasattr(callback, "set_run"):

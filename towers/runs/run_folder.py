@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from towers import errors
 # something to lose: it does not start over where its checkpoints are gone, nor with other settings.
 FIRST_CHECKPOINT = "first_checkpoint"
 
-_CONFIG = {"settings", "resolved", "defining", "stretches"}  # its parts
+_CONFIG = {"settings": dict, "resolved": dict, "defining": dict, "stretches": list}  # its parts
 _PATTERN = re.compile(r"[*?\[\]\\]")  # to TensorFlow, in a path
 # From a file system that cannot lock, as some network file systems cannot.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -70,11 +71,14 @@ class RunFolder:
             self._locked = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             self._acquire()
-            yield
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):  # it would hide why the run ends
+                    if is_new and self._is_there() and os.listdir(self.path) == [self.lock.name]:
+                        self.lock.unlink()  # the run left nothing
+                        self.path.rmdir()
         finally:
-            if is_new and self._is_there() and os.listdir(self.path) == [self.lock.name]:
-                self.lock.unlink()  # the run left nothing
-                self.path.rmdir()
             os.close(self._locked)
             self._locked = None
 
@@ -94,6 +98,7 @@ class RunFolder:
                 "uses the folder",
                 flush=True,
             )
+        self.check_held()  # a run that left nothing may have removed it just now
 
     def check_held(self) -> None:
         """Refuses to continue in a folder that was removed, moved or replaced during the run.
@@ -133,18 +138,23 @@ class RunFolder:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise RunFolderError(f"{self.shown}: config.json cannot be read: {reason}") from error
-        if not (isinstance(config, dict) and config.keys() >= _CONFIG):
+        parts = config if isinstance(config, dict) else {}
+        if not all(isinstance(parts.get(name), kind) for name, kind in _CONFIG.items()):
             raise RunFolderError(f"{self.shown}: its config.json is not that of a run")
         return config
 
     def read_final_summary(self) -> dict | None:
         """What a finished run left in `final_model.json`, or None where it has not finished.
 
-        It counts as unfinished, and exports its model again, where one of both files is gone.
+        It counts as unfinished, and exports its model again, where one of both files is gone or
+        damaged.
         """
-        if not (self.final_summary.exists() and self.final_model.exists()):
+        try:
+            summary = json.loads(self.final_summary.read_text(encoding="utf-8"))
+            is_whole = zipfile.is_zipfile(self.final_model) and "weights_sha256" in summary
+        except (OSError, ValueError, TypeError):
             return None
-        return json.loads(self.final_summary.read_text(encoding="utf-8"))
+        return summary if is_whole else None
 
     def drop_metrics_after(self, step: int) -> None:
         """Removes lines of `metrics.jsonl` that a continued run will write again.
@@ -248,12 +258,16 @@ def read_lines(path: Path) -> list[dict]:
     """
     *whole, _ = path.read_bytes().split(b"\n")
     lines = []
-    for number, line in enumerate(whole, start=1):
+    for number, text in enumerate(whole, start=1):
         try:
-            lines.append(json.loads(line))
-        except ValueError as error:
+            line = json.loads(text)
+            is_one = isinstance(line["step"], int)
+        except (ValueError, TypeError, KeyError):
+            is_one = False
+        if not is_one:
             raise RunFolderError(
                 f"{path}: line {number} is not one that a run writes; repair the file, or restore "
                 "a copy of it"
-            ) from error
+            )
+        lines.append(line)
     return lines

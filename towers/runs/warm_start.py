@@ -153,10 +153,10 @@ def _take_from_model(file: str, model: keras.Model) -> tuple[list, list[str]]:
             why = f"{len(layers)} such layers here, {len(others)} there" if others else "not there"
             kept += [f"{layer.name} ({why})" for layer in layers]
             continue
-        if {layer.name for layer in layers} == {layer.name for layer in others}:
-            layers, others = (
-                sorted(these, key=lambda layer: layer.name) for these in (layers, others)
-            )
+        names, there = ([layer.name for layer in these] for these in (layers, others))
+        if names != there and sorted(names) == sorted(there):
+            kept += [f"{name} (one by its name, another by its place: name it)" for name in names]
+            continue
         for layer, other in zip(layers, others, strict=True):
             here, there = _weights(layer), _weights(other)
             if _kinds(here) == _kinds(there):
