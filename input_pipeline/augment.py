@@ -28,16 +28,30 @@ _BY_PILLOW = {
     "translate_x": lambda image, pixels: _moved(image, 1, 0, pixels, 0, 1, 0),
     "translate_y": lambda image, pixels: _moved(image, 1, 0, 0, 0, 1, pixels),
     "rotate": lambda image, degrees: image.rotate(degrees),
-    "colour": lambda image, factor: ImageEnhance.Color(image).enhance(factor),
     "sharpness": lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor),
 }
 
 _VALUES = np.arange(256, dtype=np.float32)  # of a pixel in a channel
 
 
+def _grey(images: np.ndarray) -> np.ndarray:
+    """As Pillow makes it, of all images at once: uint8 [n, height, width, 1]."""
+    stacked = Image.fromarray(images.reshape(-1, *images.shape[2:]))
+    return np.asarray(stacked.convert("L")).reshape(*images.shape[:3], 1)
+
+
+def _colour(images: np.ndarray, members: np.ndarray, factors: np.ndarray) -> None:
+    """Pillow's, in place: so much of each image, and the rest of its grey."""
+    greys = _grey(images[members]).astype(np.float32)
+    for member, grey, factor in zip(members, greys, factors, strict=True):
+        blended = images[member] - grey
+        blended *= factor
+        blended += grey
+        images[member] = np.clip(blended, 0, 255, out=blended)
+
+
 def _contrast(images: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    means = np.array([np.asarray(Image.fromarray(image).convert("L")).mean() for image in images])
-    middle = np.floor(means + 0.5).astype(np.float32).reshape(-1, 1, 1)
+    middle = np.floor(_grey(images).mean((1, 2)) + 0.5).astype(np.float32)[..., np.newaxis]
     return middle + factors * (_VALUES - middle)
 
 
@@ -49,7 +63,9 @@ def _autocontrast(images: np.ndarray, _) -> np.ndarray:
 
 def _equalize(images: np.ndarray, _) -> np.ndarray:
     """A value becomes the share of darker pixels, without the brightest ones."""
-    counts = np.array([Image.fromarray(image).histogram() for image in images]).reshape(-1, 3, 256)
+    channels = np.moveaxis(images, 3, 1).reshape(-1, math.prod(images.shape[1:3]))
+    counts = np.array([np.bincount(channel, minlength=256) for channel in channels])
+    counts = counts.reshape(-1, 3, 256)
     brightest = images.max(1).max(1)[..., np.newaxis].astype(np.intp)
     step = (counts.sum(2, keepdims=True) - np.take_along_axis(counts, brightest, 2)) // 255
     darker = counts.cumsum(2) - counts
@@ -209,7 +225,11 @@ def _distort(name: str, images: np.ndarray, members: np.ndarray, values: np.ndar
         for member, value in zip(members, values.tolist(), strict=True):
             images[member] = _BY_PILLOW[name](Image.fromarray(images[member]), value)
         return
-    tables = _BY_TABLE[name](images[members], values.astype(np.float32).reshape(-1, 1, 1))
+    values = values.astype(np.float32)
+    if name == "colour":
+        _colour(images, members, values)
+        return
+    tables = _BY_TABLE[name](images[members], values.reshape(-1, 1, 1))
     for member, table in zip(members, tables.clip(0, 255).astype(np.uint8), strict=True):
         channels = [images[member]] if len(table) == 1 else np.moveaxis(images[member], 2, 0)
         for channel, becomes in zip(channels, table, strict=True):
