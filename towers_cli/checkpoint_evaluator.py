@@ -169,9 +169,9 @@ class CheckpointEvaluator:
     def evaluate(self, path: str) -> None:
         """Evaluates the checkpoint at `path`, writes the result down and prints it."""
         self._run.restore(path)
-        self._read_config()  # refuses the checkpoint of another run
         with run_errors.explained():
             examples = predict(self._model, self._batches, self._chosen.test_time_flip)
+        self._read_config()  # refuses what another run has put here meanwhile
         figures, derived = summarize(examples), self._config["resolved"]
         at_step = checkpoints.step_of(path)
         examples_seen = at_step * self._config["settings"]["global_batch_size"]
