@@ -1,6 +1,5 @@
 """From settings to the objects of a run: data, network, optimizer, callbacks."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,6 +16,8 @@ from towers_cli import own_model, settings
 IMAGES_TO_ADAPT_TO = 5000  # at most, for a network that looks at some before its first step
 BYTES_TO_ADAPT_TO = 2**28  # likewise: 445 images of 224 x 224
 TOP = 5  # the label is among so many largest logits
+# TensorBoard shows five settings until others are chosen.
+COMPARED = ("global_batch_size", "learning_rate", "model", "num_towers", "optimizer")
 
 
 def start_runtime(intra_op_threads: int, deterministic: bool) -> None:
@@ -27,7 +28,13 @@ def start_runtime(intra_op_threads: int, deterministic: bool) -> None:
     keras.config.set_floatx("float32")
     keras.config.set_image_data_format("channels_last")
     keras.config.set_epsilon(1e-7)
-    devices.use_intra_op_threads(intra_op_threads)
+    try:
+        devices.use_intra_op_threads(intra_op_threads)
+    except RuntimeError as error:
+        raise settings.SettingsError(
+            f"--intra_op_threads={intra_op_threads}: TensorFlow has started with another number; "
+            "a module of --model must make no tensor when it is imported"
+        ) from error
     if deterministic:
         devices.run_deterministically()
 
@@ -209,9 +216,8 @@ def callbacks_of(
     chain: list[keras.callbacks.Callback] = [callbacks.LearningRate(learning_rate)]
     if chosen.moving_average_decay:
         chain.append(callbacks.MovingAverages(model, chosen.moving_average_decay))
-    compared = ["num_towers", *settings.run_defining(dataclasses.asdict(chosen))]
     show = console.printer(last_step, chosen.eval_split)
-    chain.append(callbacks.Log(chosen.log_every_steps, show=show, compared=compared))
+    chain.append(callbacks.Log(chosen.log_every_steps, show=show, compared=COMPARED))
     if chosen.summary_every_steps:
         chain.append(callbacks.Histograms(chosen.summary_every_steps))
     if chosen.verify_every_steps:

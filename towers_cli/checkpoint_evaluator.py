@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -67,6 +68,11 @@ class CheckpointEvaluator:
         """Reads the run, and the data that it is to be evaluated on."""
         self.folder = run_folder.RunFolder(chosen.train_dir, "--train_dir")
         self.checkpoint, self._chosen = None, chosen
+        if self.folder.read_config() is None and not chosen.run_once:
+            print(f"waiting for a run in {self.folder.path}", flush=True)
+            while self.folder.read_config() is None:
+                time.sleep(chosen.eval_interval_seconds)
+        self._config: dict = {}
         self._config = self._read_config()
         if chosen.checkpoint is not None:
             self.checkpoint = checkpoints.find(self.folder.checkpoints, chosen.checkpoint)
@@ -111,15 +117,15 @@ class CheckpointEvaluator:
         self._model, self._run = model, towers.Run(self.folder, model)
 
     def _read_config(self) -> dict:
-        """The run's `config.json`; waits for it where a training is to be followed."""
-        while (config := self.folder.read_config()) is None:
-            if self._chosen.run_once:
-                raise run_folder.RunFolderError(
-                    f"{self.folder.shown}: there is no run here; train one with "
-                    f"python train.py {self.folder.shown}"
-                )
-            time.sleep(self._chosen.eval_interval_seconds)
+        """The run's `config.json` as it is now, of the same run as before."""
+        if (config := self.folder.read_config()) is None:
+            raise run_folder.RunFolderError(
+                f"{self.folder.shown}: there is no run here; train one with "
+                f"python train.py {self.folder.shown}"
+            )
         run_config.check(config, self.folder.path)
+        if self._config and config["run_sha256"] != self._config["run_sha256"]:
+            raise run_folder.RunFolderError(f"{self.folder.shown}: now holds another run")
         return config
 
     def _other_pictures(self, dataset: str) -> str | None:
@@ -143,8 +149,10 @@ class CheckpointEvaluator:
         if is_own and split in of_split:
             expected["sha256"], here["sha256"] = of_split[split], self._images.fingerprint
         if different := errors.differences(expected, here):
+            chosen = {"data_dir": self._chosen.data_dir, "dataset": self._chosen.dataset}
+            name, value = next((item for item in chosen.items() if item[1]), ("split", split))
             raise settings.SettingsError(
-                f"--split={split}: its images or labels are not those of the run: "
+                f"--{name}={value}: its images or labels are not those of the run: "
                 f"{'; '.join(different)[:600]}"
             )
 
@@ -163,6 +171,7 @@ class CheckpointEvaluator:
         self._run.restore(path)
         with run_errors.explained():
             examples = predict(self._model, self._batches, self._chosen.test_time_flip)
+        self._read_config()  # refuses what another run has put here meanwhile
         figures, derived = summarize(examples), self._config["resolved"]
         at_step = checkpoints.step_of(path)
         examples_seen = at_step * self._config["settings"]["global_batch_size"]
@@ -232,8 +241,8 @@ def write_predictions(
     """Writes a line for each example: its name, class, predicted class and loss."""
     columns = examples["label"], examples["predicted"], examples["loss"]
     with (
-        run_folder.writing(path),
-        open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+        run_folder.replacing(Path(path)) as partial,
+        open(partial, "w", newline="", encoding="utf-8", errors="surrogateescape") as file,
     ):
         writer = csv.writer(file)
         writer.writerow(["name", "class", "predicted", "correct", "loss"])

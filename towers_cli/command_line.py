@@ -20,15 +20,20 @@ from towers_cli import settings, system
 
 _HELP = {"--help", "-help", "--helpshort", "-h", "-?"}
 _VERSION = {"--version", "-version"}
+_ALLOWED = {int: "an integer", float: "a number", str: "text"}
 
 
-class _Numbers(flags.ArgumentParser):
-    """Numbers separated by commas, as a tuple."""
+class _Parser(flags.ArgumentParser):
+    """Makes a value of a text by `convert`, or says what it must be."""
+
+    def __init__(self, convert: Callable, allowed: str):
+        self._convert, self.syntactic_help = convert, allowed
 
     def parse(self, argument):
-        if not isinstance(argument, str):  # the default
-            return argument
-        return tuple(float(text) for text in argument.split(","))
+        try:
+            return self._convert(argument) if isinstance(argument, str) else argument
+        except ValueError:
+            raise ValueError(f"must be {self.syntactic_help}") from None
 
 
 class CommandLine:
@@ -125,14 +130,15 @@ def _define(field: dataclasses.Field, values: flags.FlagValues) -> None:
         kind = typing.get_args(kind)[0]
     if kind is bool:
         flags.DEFINE_bool(name, default, help_, flag_values=values)
-    elif kind is int:
-        flags.DEFINE_integer(name, default, help_, flag_values=values)
-    elif kind is float:
-        flags.DEFINE_float(name, default, help_, flag_values=values)
-    elif kind is str:
-        flags.DEFINE_string(name, default, help_, flag_values=values)
+        values[name].parser = _Parser(values[name].parser.parse, "true or false")
     else:
-        flags.DEFINE(_Numbers(), name, default, help_, flag_values=values)
+        allowed = _ALLOWED.get(kind, "numbers separated by commas")
+        parser = _Parser(kind if kind in _ALLOWED else _numbers, allowed)
+        flags.DEFINE(parser, name, default, help_, flag_values=values)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split(","))) if text else ()
 
 
 def _usage(field: dataclasses.Field) -> str:

@@ -31,8 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def compare(first: str, second: str) -> int:
     """Prints where the runs in two folders begin to differ; returns the exit code."""
-    from towers import errors
+    from towers import conditions, errors
     from towers.runs import run_folder
+    from towers_cli import run_config
 
     folders = [run_folder.RunFolder(path) for path in (first, second)]
     configs = [folder.read_config() for folder in folders]
@@ -40,9 +41,13 @@ def compare(first: str, second: str) -> int:
         folder = folders[configs.index(None)]
         raise run_folder.RunFolderError(f"{folder.path}: there is no run here")
     first_run, second_run = (config["defining"] | _place(config) for config in configs)
-    differences = errors.differences(first_run, second_run, "the first run", settings.label)
+    label = settings.label if all(map(run_config.is_of_command, configs)) else "{} ".format
+    differences = errors.differences(first_run, second_run, "the first run", label)
     for difference in differences or ["the same"]:
         print(system.printable(f"settings: {difference}"))
+    for which, config in zip(("first", "second"), configs, strict=True):
+        for change in conditions.changes(config["stretches"]):
+            print(system.printable(f"the {which} run: {change}"))
 
     a, b = (_records(*run) for run in zip(folders, configs, strict=True))
     shared, parted = [], []

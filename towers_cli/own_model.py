@@ -2,18 +2,24 @@
 
 import contextlib
 import functools
-import importlib
+import importlib.machinery
 import inspect
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 
 import keras
 
+import input_pipeline
+import towers
 from towers import errors, networks
 from towers.runs import definition
 from towers_cli import settings
+
+_OURS = (os.path.join(os.path.dirname(p.__file__), "") for p in (towers, settings, input_pipeline))
+_LIBRARIES = ("<", sysconfig.get_path("stdlib"), *_OURS)  # how names of files of theirs begin
 
 
 def is_own(name: str) -> bool:
@@ -30,13 +36,19 @@ def network(name: str) -> networks.Network:
         function, preprocessing = _application(name), "random_resized_crop"
     else:
         if os.getcwd() not in sys.path:
+            theirs = importlib.machinery.PathFinder.find_spec("input_pipeline", [os.getcwd()])
+            if theirs and theirs.origin not in (None, os.path.realpath(input_pipeline.__file__)):
+                raise settings.SettingsError(
+                    f"--model={name}: {theirs.origin} has our package's name; rename it"
+                )
             # At the end: a file of the user's takes the place of no package.
             sys.path.append(os.getcwd())
         with faults_of(name, "importing it"):
             module = importlib.import_module(module_name)
         function, preprocessing = getattr(module, function_name, None), "pad_crop_flip"
-    if not callable(function):
-        raise settings.SettingsError(f"--model={name}: there is no such function")
+        if not callable(function):
+            file = getattr(module, "__file__", module_name)
+            raise settings.SettingsError(f"--model={name}: {file} has no such function")
     build = functools.partial(_build, name, function)
     return networks.Network(build, 0.0, "kernels", preprocessing)
 
@@ -118,9 +130,12 @@ def faults_of(name: str, what: str) -> Iterator[None]:
     except (settings.SettingsError, errors.UserError, OSError):  # which say it themselves
         raise
     except (Exception, SystemExit) as error:
-        raised = traceback.extract_tb(error.__traceback__)[-1]
-        is_library = "site-packages" in raised.filename or raised.filename.startswith("<")
-        where = "" if is_library else f" ({raised.filename}, line {raised.lineno})"
+        where = ""
+        for file, line, *_ in traceback.extract_tb(error.__traceback__):
+            if "site-packages" not in file and not file.startswith(_LIBRARIES):
+                where = f" ({file}, line {line})"
+        if isinstance(error, ModuleNotFoundError) and name.startswith(error.name or "-"):
+            where = f"; looked for in {os.getcwd()} and where Python finds packages"
         reason = " ".join(str(error).split())[:300]
         raise settings.SettingsError(
             f"--model={name}: {what}: {type(error).__name__}: {reason}{where}"

@@ -83,11 +83,11 @@ def load(path: Path):
             "registered where they are defined, in the module of --model; a Lambda is not read)"
         ) from error
     outputs, shape = getattr(model, "output", None), getattr(model, "input_shape", None)
-    is_of_pictures = isinstance(shape, tuple) and shape[:3] == (None, None, None)
+    is_of_pictures = isinstance(shape, tuple) and shape[:3] == (None,) * 3 and shape[-1] in _MODES
     if not (is_of_pictures and isinstance(outputs, dict) and "class_name" in outputs):
         raise errors.UserError(
-            f"{path} does not take raw pictures; to save a model that does, give the run "
-            "export=, with input_pipeline.raw_images.classifier"
+            f"{path} does not take raw pictures of 1, 3 or 4 channels; to save a model "
+            "that does, give the run export=, with input_pipeline.raw_images.classifier"
         )
     return model
 

@@ -442,6 +442,7 @@ class TrainSettings(Settings):
         super().__post_init__()
         schedule, decays = self.learning_rate_schedule, self.decay_epochs
         has_decays, is_odd = schedule == "piecewise", self.global_batch_size % 2
+        even = f"needs an even --global_batch_size, and it is {self.global_batch_size}"
         is_rising = all(a < b for a, b in itertools.pairwise((0.0, *decays, math.inf)))
         has_end, has_momentum = schedule in ENDING_SCHEDULES, self.optimizer in WITH_MOMENTUM
         has_nesterov = self.optimizer in WITH_NESTEROV and self.momentum
@@ -449,8 +450,8 @@ class TrainSettings(Settings):
             ("eval_split", self.eval_split == TRAINING_SPLIT,
              "must be another split than the run is trained on, such as test or validation; "
              f"eval.py takes --split={TRAINING_SPLIT}"),
-            ("mixup_alpha", self.mixup_alpha and is_odd, "needs an even --global_batch_size"),
-            ("cutmix_alpha", self.cutmix_alpha and is_odd, "needs an even --global_batch_size"),
+            ("mixup_alpha", self.mixup_alpha and is_odd, even),
+            ("cutmix_alpha", self.cutmix_alpha and is_odd, even),
             ("learning_rate_schedule", has_decays and not decays,
              "needs --decay_epochs, such as 82,123"),
             ("decay_epochs", decays and not has_decays,

@@ -11,7 +11,9 @@ import os
 import re
 import shutil
 import sys
+import time
 import typing
+from unittest import mock
 
 import keras
 import pytest
@@ -147,7 +149,7 @@ def wrong_values(field) -> list[str]:
 def test_a_value_that_a_setting_may_not_be(nothing_is_left, name, field):
     for value in wrong_values(field):
         done = scripts.run(name, f"--train_dir={nothing_is_left}", f"--{field.name}={value}")
-        check(done, 2, f"{name}.py: error: --{field.name}=")
+        check(done, 2, f"{name}.py: error: --{field.name}=", "must be ")
         if (allowed := field.metadata["allowed"]) and (value == "-1" or allowed.choices):
             assert f"must be {allowed.allowed}" in done.stderr
 
@@ -155,7 +157,8 @@ def test_a_value_that_a_setting_may_not_be(nothing_is_left, name, field):
 @pytest.mark.parametrize("flags", CONTRADICTORY)
 def test_flags_that_contradict(nothing_is_left, flags):
     done = scripts.train(nothing_is_left, *flags.split())
-    check(done, 2, f"train.py: error: --{CONTRADICTORY[flags]}")
+    value = flags.split()[-1].rpartition("=")[2]
+    check(done, 2, f"train.py: error: --{CONTRADICTORY[flags]}", value)
 
 
 @pytest.mark.parametrize("name", ["train", "eval"])
@@ -170,6 +173,13 @@ def test_one_checkpoint_is_not_followed_and_no_run_is_not_evaluated(nothing_is_l
     flags = [f"--train_dir={nothing_is_left}", "--checkpoint=5", "--run_once=false"]
     check(scripts.run("eval", *flags), 2, "--checkpoint=5: ")
     check(scripts.run("eval", *flags[:1]), 1, f"--train_dir={nothing_is_left}: ")
+
+
+def test_a_run_that_is_to_be_followed_is_waited_for_and_that_is_said_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "sleep", mock.Mock(side_effect=[None, KeyboardInterrupt]))
+    done = scripts.run("eval", f"--train_dir={tmp_path}", "--run_once=false")
+    assert done.returncode == 130
+    assert done.stdout == f"waiting for a run in {tmp_path}\nstopped\n"
 
 
 @pytest.mark.parametrize("name", NOT_A_DATA_SET, ids=lambda name: name[:20])

@@ -1,9 +1,15 @@
 """How TensorFlow's runtime starts, and what a network is shown before its first step."""
 
+import dataclasses
 import sys
 
 import forked
 import pytest
+import scripts
+import tensorflow as tf
+
+from towers.runs import callbacks
+from towers_cli import build, settings
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -22,3 +28,16 @@ print(os.environ.get("CUBLAS_WORKSPACE_CONFIG"), config.is_op_determinism_enable
     assert done.stdout.split() == (
         ["False", ":4096:8", "True"] if deterministic else ["True", "None", "False"]
     ), done.stderr
+
+
+def test_tensorboard_compares_runs_by_as_many_settings_as_it_shows_at_first():
+    chosen = scripts.settings_of("--moving_average_decay=0")
+    chain = build.callbacks_of(chosen, model=None, learning_rate=None, last_step=1)
+    [log] = [callback for callback in chain if isinstance(callback, callbacks.Log)]
+    assert len(log._compared) == 5 and set(log._compared) <= dataclasses.asdict(chosen).keys()
+
+
+def test_a_runtime_that_has_started_keeps_its_threads():
+    tf.zeros(())  # as a module of --model may have it
+    with pytest.raises(settings.SettingsError, match="--intra_op_threads=999: "):
+        build.start_runtime(999, deterministic=False)

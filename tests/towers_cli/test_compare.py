@@ -57,6 +57,19 @@ def test_a_rate_that_differs_later_parts_later(one, tmp_path, capsys):
     assert "from step 3" in lines[-1]
 
 
+def test_a_program_has_no_flags_and_a_run_may_go_on_on_something_else(copy, one, capsys):
+    config = json.loads((copy / "config.json").read_text())
+    config["settings"] = {}
+    config["defining"]["optimizer"] = "Lion"
+    runs_on = config["stretches"][0]["runs_on"]
+    config["stretches"].append({"first_step": 2, "runs_on": runs_on | {"keras": "99"}})
+    (copy / "config.json").write_text(json.dumps(config))
+    _, lines = compared(capsys, one, copy)
+    assert "settings: optimizer Lion (the first run has sgd)" in lines
+    [change] = [line for line in lines if line.startswith("the second run: from step 2 on, ")]
+    assert "keras 99 " in change
+
+
 def test_what_only_one_run_has_is_not_compared(copy, one, capsys):
     lines = scripts.lines_of(copy / "metrics.jsonl")
     kept = [json.dumps(line) for line in lines if "state_sha256" not in line and line["step"] < 3]

@@ -12,7 +12,8 @@ import pytest
 import scripts
 import tiny_photos
 
-from towers_cli import checkpoint_evaluator
+from towers.runs import checkpoints, run_folder
+from towers_cli import checkpoint_evaluator, settings
 
 WAY = ["checkpoint", "split", "dataset", "data_sha256", "test_time_flip"]
 FOUND = ["accuracy", "top5_accuracy", "cross_entropy"]
@@ -112,8 +113,9 @@ def test_other_images_than_the_runs_are_refused(folder, tmp_path, name, value, w
     config["resolved"][name] = value
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     split = "--split=train" if name == "data_sha256" else "--split=test"
-    done = scripts.run("eval", f"--train_dir={tmp_path / 'run'}", split)
-    assert done.returncode == 2 and f"error: {split}: " in done.stderr
+    for flag in (split, "--dataset=shapes"):
+        done = scripts.run("eval", f"--train_dir={tmp_path / 'run'}", split, flag)
+        assert done.returncode == 2 and f"error: {flag}: " in done.stderr
     assert f"{what} " in done.stderr and "(the run has " in done.stderr
 
 
@@ -149,6 +151,21 @@ def test_a_checkpoint_that_is_missing_is_named_beside_those_that_are_there(folde
     done, lines = evaluate(folder, "--checkpoint=30")
     assert (done.returncode, done.stdout, lines) == (1, "", [])
     assert re.fullmatch(r"eval.py: error: checkpoint=30: .* 20, 40\n", done.stderr)
+
+
+def test_a_run_that_is_removed_or_replaced_meanwhile_is_not_evaluated(folder, run_of, tmp_path):
+    chosen = settings.EvalSettings(train_dir=str(tmp_path / "run"), run_once=False)
+    shutil.copytree(folder, tmp_path / "run")
+    with lighter.runs():
+        evaluator = checkpoint_evaluator.CheckpointEvaluator(chosen)
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(run_folder.RunFolderError, match="no run"):
+        evaluator.follow()
+    shutil.copytree(run_of(*TRAINING, "--seed=1"), tmp_path / "run")
+    newest = checkpoints.newest(tmp_path / "run" / "checkpoints")
+    for evaluate in (evaluator.follow, lambda: evaluator.evaluate(newest)):
+        with pytest.raises(run_folder.RunFolderError, match="another run"):
+            evaluate()
 
 
 def forget_evaluations(folder):

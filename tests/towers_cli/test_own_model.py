@@ -122,14 +122,14 @@ class TestARunOfIt:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        ("none:build", "'none'"),
+        ("none:build", "'none'; looked for in {here} "),
         ("mine.sub:build", "'mine'"),
         ("needs:build", "'no_such_package'"),
-        ("broken:build", "broken.py, line 3"),
+        ("broken:build", "{here}/broken.py, line 3"),
         ("typo:build", "SyntaxError: "),
-        ("mine:other", "other"),
+        ("mine:other", "{here}/mine.py "),
         ("mine:number", "number"),
-        ("mine:wrong", "ValueError: "),
+        ("mine:wrong", "{here}/mine.py, line 4"),
         ("mine:nothing", "NoneType"),
         ("mine:three", "(None, 3)"),
         ("mine:smaller", "ValueError: "),
@@ -143,8 +143,14 @@ class TestARunOfIt:
 def test_what_is_no_network_is_refused(here, model, reason):
     done = scripts.train(here / "run", f"--model={model}")
     assert done.returncode == 2
-    assert f"error: --model={model}: " in done.stderr and reason in done.stderr
+    assert f"error: --model={model}: " in done.stderr and reason.format(here=here) in done.stderr
     assert not (here / "run").exists()
+
+
+def test_a_module_of_the_user_does_not_import_our_package_for_its_own(here):
+    (here / "input_pipeline.py").touch()
+    done = scripts.train(here / "run", "--model=mine:build")
+    assert done.returncode == 2 and f"{here / 'input_pipeline.py'} " in done.stderr
 
 
 def test_a_recipe_in_a_file(here):

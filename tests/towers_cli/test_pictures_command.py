@@ -14,7 +14,7 @@ import pytest
 import scripts
 
 from input_pipeline import mixing
-from towers_cli import build, check_pictures, settings
+from towers_cli import build, check_pictures, checkpoint_evaluator, settings
 
 STEPS = 6
 
@@ -108,6 +108,11 @@ def test_predictions_with_the_names_of_files(whole, folder, tmp_path):
     assert sum(right) / len(rows) == pytest.approx(line["accuracy"])
     losses = [float(row["loss"]) for row in rows]
     assert np.mean(losses) == pytest.approx(line["cross_entropy"], rel=1e-4)
+    # Whole or not at all.
+    written, torn = file.read_bytes(), dict.fromkeys(("label", "predicted", "loss"), [0])
+    with pytest.raises(ValueError, match="zip"):
+        checkpoint_evaluator.write_predictions(str(file), torn, types.SimpleNamespace(names=list))
+    assert file.read_bytes() == written
     assert list(tmp_path.iterdir()) == [file]
 
 

@@ -86,7 +86,9 @@ def test_a_picture_that_cannot_be_read_does_not_stop_the_others(trained, tmp_pat
     ]
 
 
-@pytest.mark.parametrize("what", ["none", "unfinished", "gone.keras", "text.keras", "other.keras"])
+@pytest.mark.parametrize(
+    "what", ["none", "unfinished", "gone.keras", "text.keras", "other.keras", "two_channels.keras"]
+)
 def test_what_is_no_model_of_pictures(trained, tmp_path, capsys, what):
     path = tmp_path / what
     if what == "unfinished":
@@ -96,6 +98,9 @@ def test_what_is_no_model_of_pictures(trained, tmp_path, capsys, what):
         path.write_text("text")
     elif what == "other.keras":
         toys.classifier().save(path)
+    elif what == "two_channels.keras":
+        model = keras.Sequential([keras.Input((9, 7, 2)), keras.layers.GlobalMaxPooling2D()])
+        raw_images.classifier(model, image_shape=(9, 7, 2), class_names=("a", "b")).save(path)
     code, out, err = said(capsys, path, "a.png")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("towers-predict: error: ") and str(path) in err

@@ -96,6 +96,7 @@ def test_false_is_false_and_numbers_may_be_in_lists():
         assert scripts.settings_of("--momentum=0.9", text).nesterov is value
     chosen = scripts.settings_of("--learning_rate_schedule=piecewise", "--decay_epochs=82,123.5")
     assert chosen.decay_epochs == (82.0, 123.5)
+    assert scripts.settings_of("--decay_epochs=").decay_epochs == ()  # as --help shows it
 
 
 @pytest.mark.pitfall(18)
