@@ -1,12 +1,8 @@
 """Your own arrays, and data sets with random access, as a source of training batches."""
 
-import sys
-
-import forked
 import keras
 import numpy as np
 import pytest
-import scripts
 import tensorflow as tf
 
 from input_pipeline import arrays
@@ -90,28 +86,6 @@ def test_have_a_fingerprint_of_their_values_and_order():
     found = {arrays.batches(*each, **options).fingerprint for each, options in others}
     assert len(found) == len(others)
     assert arrays.batches(X.copy(), Y).fingerprint in found
-
-
-STOPS_READING = """
-import numpy as np
-from input_pipeline import arrays
-
-images = np.zeros((2000, 32, 32, 3), np.float32)
-source = arrays.batches(images, np.zeros(2000, np.int32), seed=0)
-reading = [iter(source.batches(0, 300, global_batch_size=128)) for _ in range(3)]
-print([next(one)[0].shape[0] for one in reading])
-{end}
-"""
-
-
-@pytest.mark.whole_program
-@pytest.mark.parametrize(("end", "code"), [("", 0), ("raise ValueError('its own')", 1)])
-def test_a_program_that_stops_reading_comes_to_its_end(end, code):
-    """It hung: TensorFlow's threads, which read ahead, called Python while Python ended."""
-    program = [sys.executable, "-c", STOPS_READING.format(end=end)]
-    done = forked.run(program, cwd=scripts.ROOT, timeout=60)
-    assert (done.returncode, done.stdout) == (code, "[128, 128, 128]\n"), done.stderr
-    assert done.stderr.endswith("ValueError: its own\n" if code else "")
 
 
 class MapDataset:

@@ -21,8 +21,7 @@ def sheared(picture: np.ndarray) -> np.ndarray:
 
 
 NOISY = np.random.default_rng(3).integers(0, 256, SHAPE).astype(float)
-GREY = np.rint(NOISY @ [0.299, 0.587, 0.114])[..., np.newaxis]
-# An operation's value, and what becomes of the picture, from the papers.
+# An operation's value, and what becomes of the picture, from the papers; others are Pillow's below.
 BY_HAND = {
     "identity": (0, NOISY),
     "shear_x": (0.5, sheared(NOISY)),
@@ -30,27 +29,17 @@ BY_HAND = {
     "translate_x": (3, np.pad(NOISY[:, 3:], [(0, 0), (0, 3), (0, 0)])),
     "translate_y": (-2, np.pad(NOISY[:-2], [(2, 0), (0, 0), (0, 0)])),
     "rotate": (180, NOISY[::-1, ::-1]),
-    "brightness": (1.5, np.minimum(NOISY * 1.5, 255)),
-    "colour": (0.5, (GREY + NOISY) / 2),
-    "contrast": (0.5, (np.rint(GREY.mean()) + NOISY) / 2),
     "sharpness": (1, NOISY),
-    "posterize": (3, NOISY // 32 * 32),
-    "solarize": (128, np.where(NOISY < 128, NOISY, 255 - NOISY)),
-    "autocontrast": (0, (NOISY - NOISY.min((0, 1))) / np.ptp(NOISY, (0, 1)) * 255),
-    "equalize": (0, NOISY),  # nearly: all values are as frequent already
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BY_HAND)
 def test_an_operation_does_what_its_name_says(name):
     value, expected = BY_HAND[name]
     pixels = NOISY.astype(np.uint8)[np.newaxis]
     [found] = augment.distorted(pixels, np.array([[NAMES.index(name)]]), np.array([[value]]))
     assert found.dtype == np.uint8
-    if name == "equalize":
-        assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.99
-    else:
-        assert np.abs(found - expected).max() <= 1
+    assert np.abs(found - expected).max() <= 1
 
 
 PILLOWS = {

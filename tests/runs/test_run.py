@@ -350,23 +350,3 @@ def test_averages_follow_the_weights_and_are_what_is_evaluated_and_saved(tmp_pat
     run.restore(4)  # a checkpoint can be looked at: the end of the first epoch
     found = model.evaluate(x[:70], y[:70], verbose=0)
     assert found == pytest.approx([done.history[f"val_{name}"][0] for name in ("loss", "accuracy")])
-
-
-def test_a_new_run_opens_its_source_once(tmp_path):
-    class Counted:
-        opened = 0
-
-        def __init__(self, source):
-            self.source, self.num_examples = source, source.num_examples
-            self.fingerprint = source.fingerprint
-
-        def batches(self, *arguments, **options):
-            self.opened += 1
-            return self.source.batches(*arguments, **options)
-
-    x = np.arange(24, dtype=np.float32).reshape(12, 2)
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    source = Counted(arrays.batches(x, x[:, :1]))
-    done = towers.Run(tmp_path / "run", model).fit(source, batch_size=4, epochs=2, verbose=0)
-    assert (source.opened, done.step) == (1, 6)
