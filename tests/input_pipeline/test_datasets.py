@@ -165,13 +165,6 @@ def test_sets_without_image_and_label_are_refused_before_a_download(data_dir, na
     assert not _everything_in(data_dir)
 
 
-def test_a_label_without_a_class_is_refused():
-    pixels, labels = np.zeros((2, 4, 4, 3), np.uint8), np.array([0, -1], np.int32)
-    of_set = {"class_names": ("yes", "no"), "source": "pets", "fingerprint": "0"}
-    with pytest.raises(datasets.DataError, match="pets: example 1 has label -1"):
-        datasets.ImageArrays(pixels, labels, **of_set)
-
-
 # Data that would have to be downloaded.
 
 
