@@ -57,20 +57,6 @@ def test_of_another_byte_order_are_the_same_numbers(kind, order):
     np.testing.assert_array_equal(labels, Y[:BATCH])
 
 
-def test_are_augmented_by_draws_that_do_not_depend_on_workers():
-    def noisy(inputs, draws):
-        return inputs + draws.for_share(
-            lambda count: tf.random.stateless_uniform([count, 2], draws.seed)
-        )
-
-    source = arrays.batches(X, Y, augment=noisy)
-    halves = [taken(source, share=share) for share in (range(3), range(3, BATCH))]
-    for first, second, both in zip(*halves, taken(source), strict=True):
-        for *parts, whole in zip(first, second, both, strict=True):
-            np.testing.assert_array_equal(np.concatenate(parts), whole)
-        assert (both[0] > X[both[1]]).any()
-
-
 def test_have_a_fingerprint_of_their_values_and_order():
     others = [
         ((X, Y), {}),

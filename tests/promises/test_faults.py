@@ -167,25 +167,20 @@ class TestTwoAtOnce:
         assert config["settings"]["seed"] == 1
 
 
-def mount(*arguments) -> None:
-    """Runs `mount`; where that is not allowed, the test is skipped."""
-    done = subprocess.run(["mount", *map(str, arguments)], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
-
-
 @pytest.fixture
 def read_only(tmp_path):
-    """Makes a folder one that nobody can write to, root included."""
+    """Makes a folder one that nobody can write to, root included; else the test is skipped."""
     frozen = []
 
     def freeze(folder: Path) -> None:
         if os.geteuid():
             folder.chmod(0o555)
         else:
-            mount("--bind", folder, folder)
+            bound = subprocess.run(["mount", "--bind", folder, folder])
+            if bound.returncode:
+                pytest.skip("needs the right to mount")
             frozen.append(folder)
-            mount("-o", "remount,bind,ro", folder)
+            subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
 
     yield freeze
     for folder in frozen:

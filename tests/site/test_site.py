@@ -152,15 +152,6 @@ def test_a_word_of_the_glossary_explains_itself(opened):
     assert box["x"] >= 0 and box["x"] + box["width"] <= WIDTHS["phone"]
 
 
-def test_a_page_reads_without_javascript(opened):
-    tab = opened("index.html", java_script_enabled=False)
-    assert tab.locator("article h1").inner_text().startswith("towers")
-    tab.locator("article a", has_text="all lessons").first.click()
-    tab.locator("article a", has_text="averaging").first.click()
-    assert tab.locator("article h1").is_visible()
-    assert "lessons/averaging.html" in tab.url
-
-
 def test_the_race_plays_pauses_and_follows_the_theme(opened):
     tab = opened("laboratory.html", scheme="dark")
     race = tab.frame_locator("iframe >> nth=0")

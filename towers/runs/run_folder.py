@@ -75,7 +75,8 @@ class RunFolder:
             if is_new and self._is_there() and os.listdir(self.path) == [self.lock.name]:
                 self.lock.unlink()  # the run left nothing
                 self.path.rmdir()
-            os.close(self._locked)
+            with contextlib.suppress(OSError):  # it would hide what ended the run
+                os.close(self._locked)
             self._locked = None
 
     def _acquire(self) -> None:
