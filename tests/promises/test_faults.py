@@ -52,7 +52,7 @@ def refused(done, code: int = 1) -> str:
 @pytest.mark.whole_program
 @pytest.mark.usefixtures("whole_runs")
 def test_killed_at_any_moment_a_run_ends_as_if_it_had_not_been(tmp_path):
-    """`make test` has one kill at work, in test_train_command.py."""
+    """Ten times; `make test` has kills at certain steps, in test_run.py."""
     flags = (
         "--recipe=shapes", "--global_batch_size=100", "--microbatch_size=50", "--max_steps=500",
         "--train_epochs=10", "--eval_every_epochs=1", "--log_every_steps=1",
