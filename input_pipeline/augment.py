@@ -44,10 +44,7 @@ def _colour(images: np.ndarray, members: np.ndarray, factors: np.ndarray) -> Non
     """Pillow's, in place: so much of each image, and the rest of its grey."""
     greys = _grey(images[members]).astype(np.float32)
     for member, grey, factor in zip(members, greys, factors, strict=True):
-        blended = images[member] - grey
-        blended *= factor
-        blended += grey
-        images[member] = np.clip(blended, 0, 255, out=blended)
+        images[member] = np.clip(grey + factor * (images[member] - grey), 0, 255)
 
 
 def _contrast(images: np.ndarray, factors: np.ndarray) -> np.ndarray:

@@ -10,6 +10,7 @@ resumed run needs nothing but its step to continue with the data where it stoppe
 import atexit
 import contextlib
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -203,18 +204,15 @@ def example_ids(
     first_epoch = first_position // num_examples
     # A batch of B positions touches at most this many epochs, wherever it begins.
     num_epochs = (global_batch_size + num_examples - 2) // num_examples + 1
-    keys = tf.stack([_permutation_key(seed, first_epoch + i) for i in range(num_epochs)])
+    streams = (_stream_seed(seed, _SHUFFLING_STREAM, first_epoch + i) for i in range(num_epochs))
+    draw = functools.partial(tf.random.stateless_uniform, dtype=tf.int64, alg=ALGORITHM)
+    keys = tf.stack([draw([3], stream, None, None) for stream in streams])
     return tf.raw_ops.RandomIndexShuffle(
         index=positions % num_examples,
         seed=tf.gather(keys, epochs - first_epoch),  # [global_batch_size, 3]
         max_index=tf.constant(num_examples - 1, tf.int64),
         rounds=_SHUFFLING_ROUNDS,
     )
-
-
-def _permutation_key(seed: int, epoch: tf.Tensor) -> tf.Tensor:
-    stream = _stream_seed(seed, _SHUFFLING_STREAM, epoch)
-    return tf.random.stateless_uniform([3], stream, None, None, tf.int64, alg=ALGORITHM)
 
 
 def augmentation_seed(step: int | tf.Tensor, *, seed: int) -> tf.Tensor:

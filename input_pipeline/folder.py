@@ -38,13 +38,7 @@ _MOST_NAMED = 5
 def load(
     root: pathlib.Path, split: str, image_size: int, class_names: Sequence[str] | None = None
 ) -> images.EncodedImages:
-    """Lists the pictures of one split, as `datasets.load`; they are read when they are needed.
-
-    Raises:
-      DataError: no such split, no pictures, a folder that is not a class's, or files that are
-        pictures that cannot be read.
-      OSError: files cannot be looked at.
-    """
+    """Lists the pictures of one split, as `datasets.load`; they are read when they are needed."""
     decoded.check_split(f"folder in {root}", split, split_names(root))
     has_splits = is_split(root)
     is_cut = not has_splits and split != ALL

@@ -37,12 +37,7 @@ _log = logging.getLogger(__name__)
 def load(
     name: str, data_dir: pathlib.Path, split: str, image_size: int | None, read_only: bool
 ) -> images.Images:
-    """Loads one split, as `datasets.load`: decoded, or as pictures that stay encoded.
-
-    Raises:
-      DataError: an unknown name or split; no `image` and `label`; not prepared, and no way to get
-        it; damaged; too large for memory; or what TFDS says when it fails.
-    """
+    """Loads one split, as `datasets.load`: decoded, or as pictures that stay encoded."""
     builder = open_prepared(name, data_dir, read_only)
     if image_size is not None or None in builder.info.features["image"].shape:
         return _pictures(builder, split, image_size or images.IMAGE_SIZE)
@@ -176,11 +171,7 @@ def identity(builder: tfds.core.DatasetBuilder, split: str) -> dict[str, Any]:
 
 
 def read(builder: tfds.core.DatasetBuilder, split: str) -> decoded.Arrays:
-    """Decodes one split whose images have one size, in the order of its files.
-
-    Returns:
-      images: uint8 [n, height, width, channels], labels: int32 [n].
-    """
+    """Decodes one split whose images have one size, in the order of its files."""
     shape = builder.info.features["image"].shape
     count = builder.info.splits[split].num_examples
     decoded.check_memory(

@@ -155,20 +155,9 @@ def test_every_pod_of_a_jobset_is_a_worker_that_the_others_know():
     assert rule["onExitCodes"]["containerName"] == container["name"]
 
 
-def test_what_the_operator_sets_and_retries_is_what_the_command_reads_and_says():
-    """The form of TF_CONFIG, the container's name and the port are the operator's own."""
-    document = manifest("tfjob")
-    worker = document["spec"]["tfReplicaSpecs"]["Worker"]
-    name = document["metadata"]["name"]
-    addresses = [f"{name}-worker-{i}.default.svc:2222" for i in range(worker["replicas"])]
-    config = {
-        "cluster": {"worker": addresses},
-        "task": {"type": "worker", "index": 3},
-        "environment": "cloud",
-    }
-    members = cluster.from_tf_config(json.dumps(config))
-    assert (members.addresses, members.index) == (tuple(addresses), 3)
+def test_the_operator_of_a_tfjob_retries_a_worker_that_died():
+    worker = manifest("tfjob")["spec"]["tfReplicaSpecs"]["Worker"]
     assert worker["restartPolicy"] == "ExitCode"  # retries 128 and above
     (container,) = worker["template"]["spec"]["containers"]
-    assert container["name"] == "tensorflow"
+    assert container["name"] == "tensorflow"  # which it gives TF_CONFIG
     assert container["command"][:2] == ["python", "train.py"]

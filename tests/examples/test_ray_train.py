@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 
@@ -27,14 +26,6 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """The run of one worker, made in this process."""
-    folder = tmp_path_factory.mktemp("alone") / "run"
-    assert scripts.run("train", f"--train_dir={folder}", *FLAGS).returncode == 0
-    return folder
-
-
 @pytest.fixture
 def cluster():
     """Two nodes of one core each, both on this machine."""
@@ -45,38 +36,13 @@ def cluster():
     made.shutdown()
 
 
-@pytest.fixture
-def started(cluster, tmp_path):
-    """Starts the example there; its output, stderr too, is read line by line."""
-    processes = []
-
-    def start(*arguments: str) -> subprocess.Popen:
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, str(scripts.ROOT / "examples/cluster/ray_train.py"), *arguments],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                cwd=tmp_path,
-                env=os.environ
-                | {"RAY_ADDRESS": cluster.address, "RAY_DEDUP_LOGS": "0", "RAY_COLOR_PREFIX": "0"},
-            )
-        )
-        return processes[-1]
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
-def read_until(process: subprocess.Popen, pattern: str) -> tuple[re.Match, list[str]]:
-    """Reads on to a line that has the pattern; also returns the lines up to there."""
+def read_until(process: subprocess.Popen, pattern: str) -> None:
+    """Reads on to a line that has the pattern."""
     lines = []
     for line in process.stdout:
         lines.append(line)
-        if found := re.search(pattern, line):
-            return found, lines
+        if re.search(pattern, line):
+            return
     raise AssertionError(f"no line {pattern!r}:\n" + "".join(lines))
 
 
@@ -91,35 +57,29 @@ def trainings(folder) -> dict[int, psutil.Process]:
     return found
 
 
-def test_a_killed_worker_costs_a_start_and_no_step(started, tmp_path, alone):
-    folder = tmp_path / "run"
-    script = scripts.lighter_train(tmp_path)
-    process = started("--workers=2", "--", script, f"--train_dir={folder}", *FLAGS)
-    read_until(process, r"\bstep 60/")
-    killed = trainings(folder)[1]
-    killed.send_signal(signal.SIGKILL)
-    _, lines = read_until(process, r"worker 1 .* died without an error message")
-    said = [int(step) for step in re.findall(r"\bstep (\d+)/400", "".join(lines))]
-    found, _ = read_until(process, r"continuing at step (\d+)")
-    assert int(found[1]) >= max(said, default=60)
-    process.communicate(timeout=120)
-    assert process.returncode == 0
-    scripts.assert_same_run(folder, alone)
-
-
-def test_a_lost_node_makes_the_run_smaller(started, cluster, tmp_path, alone):
+def test_a_lost_node_makes_the_run_smaller(cluster, tmp_path):
     """Ray kills the chief's training, too: what is lost are the steps since its checkpoint."""
-    folder = tmp_path / "run"
-    script = scripts.lighter_train(tmp_path)
-    process = started("--workers=1:2", "--", script, f"--train_dir={folder}", *FLAGS)
-    read_until(process, r"workers +2 \(")
-    read_until(process, r"\bstep 60/")
-    before = trainings(folder)
-    assert sorted(before) == [0, 1]
-    cluster.remove_node(cluster.second, allow_graceful=False)
-    read_until(process, r"continuing at step (50|6\d|[7-9]\d|\d{3})")
-    assert [index for index in before if before[index].is_running()] == []
-    assert list(trainings(folder)) == [0]  # alone: no TF_CONFIG of several workers
-    process.communicate(timeout=120)
+    folder, alone = tmp_path / "run", tmp_path / "alone"
+    assert scripts.run("train", f"--train_dir={alone}", *FLAGS).returncode == 0
+    call = [sys.executable, str(scripts.ROOT / "examples/cluster/ray_train.py"), "--workers=1:2"]
+    call += ["--", scripts.lighter_train(tmp_path), f"--train_dir={folder}", *FLAGS]
+    variables = {"RAY_ADDRESS": cluster.address, "RAY_DEDUP_LOGS": "0", "RAY_COLOR_PREFIX": "0"}
+    process = subprocess.Popen(
+        call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        cwd=tmp_path, env=os.environ | variables,
+    )  # fmt: skip
+    try:
+        read_until(process, r"workers +worker 0 .*, worker 1 ")
+        read_until(process, r"\bstep 60/")
+        before = trainings(folder)
+        assert sorted(before) == [0, 1]
+        cluster.remove_node(cluster.second, allow_graceful=False)
+        read_until(process, r"continuing at step (50|6\d|[7-9]\d|\d{3})")
+        assert [index for index in before if before[index].is_running()] == []
+        assert list(trainings(folder)) == [0]  # alone: no TF_CONFIG of several workers
+        process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
     assert process.returncode == 0
     scripts.assert_same_run(folder, alone)

@@ -1,7 +1,6 @@
 """Pictures of different sizes and formats, for tests of what reads them."""
 
 import io
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -35,13 +34,3 @@ def folder(root: Path, count: int = 12, splits: tuple[str, ...] = ("",), first: 
                 image = picture(height, width, number + len(split), colour)
                 image.save(place / f"{first + number:03d}.jpg", quality=90)
     return root
-
-
-def bmp_cut_short() -> bytes:
-    """A BMP by the header, run-length encoded, whose runs are not all there: Pillow raises."""
-    palette, runs = bytes(1024), bytes([2, 7]) * 8 + bytes([0, 1])
-    data = runs + bytes(40 * 56 - len(runs))
-    sizes = (40, 56, 40, 1, 8, 1, len(data), 0, 0, 256, 0)
-    head = struct.pack("<IiiHHIIiiII", *sizes)
-    begins = 14 + len(head) + len(palette)
-    return b"BM" + struct.pack("<IHHI", begins + len(data), 0, 0, begins) + head + palette + data

@@ -1,12 +1,8 @@
 """Your own arrays, and data sets with random access, as a source of training batches."""
 
-import sys
-
-import forked
 import keras
 import numpy as np
 import pytest
-import scripts
 import tensorflow as tf
 
 from input_pipeline import arrays
@@ -61,20 +57,6 @@ def test_of_another_byte_order_are_the_same_numbers(kind, order):
     np.testing.assert_array_equal(labels, Y[:BATCH])
 
 
-def test_are_augmented_by_draws_that_do_not_depend_on_workers():
-    def noisy(inputs, draws):
-        return inputs + draws.for_share(
-            lambda count: tf.random.stateless_uniform([count, 2], draws.seed)
-        )
-
-    source = arrays.batches(X, Y, augment=noisy)
-    halves = [taken(source, share=share) for share in (range(3), range(3, BATCH))]
-    for first, second, both in zip(*halves, taken(source), strict=True):
-        for *parts, whole in zip(first, second, both, strict=True):
-            np.testing.assert_array_equal(np.concatenate(parts), whole)
-        assert (both[0] > X[both[1]]).any()
-
-
 def test_have_a_fingerprint_of_their_values_and_order():
     others = [
         ((X, Y), {}),
@@ -90,28 +72,6 @@ def test_have_a_fingerprint_of_their_values_and_order():
     found = {arrays.batches(*each, **options).fingerprint for each, options in others}
     assert len(found) == len(others)
     assert arrays.batches(X.copy(), Y).fingerprint in found
-
-
-STOPS_READING = """
-import numpy as np
-from input_pipeline import arrays
-
-images = np.zeros((2000, 32, 32, 3), np.float32)
-source = arrays.batches(images, np.zeros(2000, np.int32), seed=0)
-reading = [iter(source.batches(0, 300, global_batch_size=128)) for _ in range(3)]
-print([next(one)[0].shape[0] for one in reading])
-{end}
-"""
-
-
-@pytest.mark.whole_program
-@pytest.mark.parametrize(("end", "code"), [("", 0), ("raise ValueError('its own')", 1)])
-def test_a_program_that_stops_reading_comes_to_its_end(end, code):
-    """It hung: TensorFlow's threads, which read ahead, called Python while Python ended."""
-    program = [sys.executable, "-c", STOPS_READING.format(end=end)]
-    done = forked.run(program, cwd=scripts.ROOT, timeout=60)
-    assert (done.returncode, done.stdout) == (code, "[128, 128, 128]\n"), done.stderr
-    assert done.stderr.endswith("ValueError: its own\n" if code else "")
 
 
 class MapDataset:

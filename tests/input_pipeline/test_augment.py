@@ -1,6 +1,5 @@
 """Augmentations: what each operation does, and draws that do not depend on who reads a batch."""
 
-import combinations
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -21,8 +20,7 @@ def sheared(picture: np.ndarray) -> np.ndarray:
 
 
 NOISY = np.random.default_rng(3).integers(0, 256, SHAPE).astype(float)
-GREY = np.rint(NOISY @ [0.299, 0.587, 0.114])[..., np.newaxis]
-# An operation's value, and what becomes of the picture, from the papers.
+# An operation's value, and what becomes of the picture, from the papers; others are Pillow's below.
 BY_HAND = {
     "identity": (0, NOISY),
     "shear_x": (0.5, sheared(NOISY)),
@@ -30,27 +28,17 @@ BY_HAND = {
     "translate_x": (3, np.pad(NOISY[:, 3:], [(0, 0), (0, 3), (0, 0)])),
     "translate_y": (-2, np.pad(NOISY[:-2], [(2, 0), (0, 0), (0, 0)])),
     "rotate": (180, NOISY[::-1, ::-1]),
-    "brightness": (1.5, np.minimum(NOISY * 1.5, 255)),
-    "colour": (0.5, (GREY + NOISY) / 2),
-    "contrast": (0.5, (np.rint(GREY.mean()) + NOISY) / 2),
     "sharpness": (1, NOISY),
-    "posterize": (3, NOISY // 32 * 32),
-    "solarize": (128, np.where(NOISY < 128, NOISY, 255 - NOISY)),
-    "autocontrast": (0, (NOISY - NOISY.min((0, 1))) / np.ptp(NOISY, (0, 1)) * 255),
-    "equalize": (0, NOISY),  # nearly: all values are as frequent already
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", BY_HAND)
 def test_an_operation_does_what_its_name_says(name):
     value, expected = BY_HAND[name]
     pixels = NOISY.astype(np.uint8)[np.newaxis]
     [found] = augment.distorted(pixels, np.array([[NAMES.index(name)]]), np.array([[value]]))
     assert found.dtype == np.uint8
-    if name == "equalize":
-        assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.99
-    else:
-        assert np.abs(found - expected).max() <= 1
+    assert np.abs(found - expected).max() <= 1
 
 
 PILLOWS = {
@@ -148,9 +136,7 @@ class TestDraws:
         assert part.mean() == pytest.approx(0.175, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("name",), combinations.crossed(augment.NAMES[1:], often=[("trivial_augment",)])
-)
+@pytest.mark.parametrize("name", augment.NAMES[1:])
 def test_a_batch_is_made_of_images_one_by_one(name):
     images = np.random.default_rng(3).integers(0, 256, (64, *SHAPE), np.uint8)
     how = preprocess.for_images("pad_crop_flip", SHAPE, name, 0.5)

@@ -1,7 +1,4 @@
-"""Data sets by name: prepared ones, real ones, and what is said where there are none.
-
-The test on real images reads CIFAR-10 from the folder that `TOWERS_TEST_DATA_DIR` names.
-"""
+"""Data sets by name: prepared ones, and what is said where there are none."""
 
 import contextlib
 import os
@@ -168,13 +165,6 @@ def test_sets_without_image_and_label_are_refused_before_a_download(data_dir, na
     assert not _everything_in(data_dir)
 
 
-def test_a_label_without_a_class_is_refused():
-    pixels, labels = np.zeros((2, 4, 4, 3), np.uint8), np.array([0, -1], np.int32)
-    of_set = {"class_names": ("yes", "no"), "source": "pets", "fingerprint": "0"}
-    with pytest.raises(datasets.DataError, match="pets: example 1 has label -1"):
-        datasets.ImageArrays(pixels, labels, **of_set)
-
-
 # Data that would have to be downloaded.
 
 
@@ -213,20 +203,6 @@ def test_an_archive_brought_by_hand_is_prepared_without_a_network(data_dir):
     assert "\n" not in str(caught.value)
 
 
-# The real images.
-
-
-@pytest.mark.long
-def test_real_cifar10(cifar10_dir):
-    test, train = (datasets.load("cifar10", str(cifar10_dir), x) for x in ("test", "train"))
-    for loaded, count in ((train, 50_000), (test, 10_000)):
-        assert loaded.images.shape == (count, 32, 32, 3)
-        assert np.bincount(loaded.labels).tolist() == [count // 10] * 10
-        assert len(np.unique(loaded.images.reshape(count, -1)[:, ::97], axis=0)) > 0.99 * count
-    assert train.class_names[0] == "airplane" and train.class_names[9] == "truck"
-    assert train.fingerprint != test.fingerprint
-
-
 def test_without_a_home_data_are_drawn_and_not_kept_or_asked_for(tmp_path, monkeypatch, caplog):
     """As in a container whose user has no entry and no HOME."""
     for name in ("HOME", "XDG_CACHE_HOME", "TFDS_DATA_DIR"):
@@ -238,13 +214,6 @@ def test_without_a_home_data_are_drawn_and_not_kept_or_asked_for(tmp_path, monke
     with pytest.raises(decoded.DataError, match="`data_dir`"):
         datasets.load("cifar10", None, "test")
     assert not list(tmp_path.iterdir())  # no folder ~
-
-
-def test_what_does_not_go_together_is_refused():
-    with pytest.raises(decoded.DataError, match="^dataset=folder needs `data_dir`"):
-        datasets.load("folder", None, "train")
-    with pytest.raises(decoded.DataError, match="^image_size=9: the images of .*shapes"):
-        datasets.load("shapes", None, "train", image_size=9)
 
 
 def test_the_split_of_other_pictures(tmp_path):

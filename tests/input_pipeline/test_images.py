@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import io
 
 import numpy as np
 import photos
@@ -113,29 +112,6 @@ class TestBroken:
         (root / "bee" / "004.jpg").write_bytes(content[:-100])
         (root / "cow" / "005.jpg").write_bytes(b"")
         return root
-
-    def test_the_first_that_is_met_is_named(self, broken):
-        split = datasets.load("folder", str(broken), "all", image_size=SIZE)
-        how = images.preprocessing("random_resized_crop", split)
-        for use in (
-            lambda: list(images.training(split, how, 0).batches(0, 5, global_batch_size=BATCH)),
-            lambda: list(images.evaluated(split, how, BATCH)),
-            lambda: split.some(33),
-        ):
-            names = r"(ant/003|bee/004|cow/005).jpg .*skip_broken"
-            with pytest.raises(decoded.DataError, match=names):
-                use()
-
-    def test_all_are_checked_with_a_progress_bar_on_a_terminal(self, broken, monkeypatch):
-        class Terminal(io.StringIO):
-            def isatty(self):
-                return True
-
-        split = datasets.load("folder", str(broken), "all", image_size=SIZE)
-        for stream in (Terminal(), io.StringIO()):
-            monkeypatch.setattr("sys.stderr", stream)
-            assert len(list(split.broken())) == 3
-            assert ("33/33" in stream.getvalue()) == stream.isatty()
 
     def test_all_are_listed_and_left_out(self, broken, capfd):
         whole = datasets.load("folder", str(broken), "all", image_size=SIZE)

@@ -99,19 +99,6 @@ def test_images_of_a_batch_are_distorted_each_in_its_own_way_at_once(name):
     assert not {"Unpack", "While", "StatelessWhile", "MapDefun"} & {*operations[0]}
 
 
-@pytest.mark.parametrize("image_shape", [(32, 32, 3), (28, 28, 1), (20, 36, 3)])
-@pytest.mark.parametrize("name", IN_MEMORY)
-def test_output_shape(name, image_shape):
-    chosen = preprocess.for_images(name, image_shape)
-    images = np.zeros((2, *image_shape), np.uint8)
-    height, width, channels = image_shape
-    small = (height * 3 // 4, width * 3 // 4, channels)
-    assert chosen.output_shape == (small if name == "crop_flip_colour" else image_shape)
-    for result in (chosen.train(images, draws(2)), chosen.evaluate(images)):
-        assert result.shape == (2, *chosen.output_shape)
-        assert result.dtype == tf.float32
-
-
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="'mixup': must be one of crop_flip_colour, pad_crop_fl"):
         preprocess.for_images("mixup", (32, 32, 3))

@@ -211,16 +211,6 @@ class TestEASGD:
 
 
 class TestRuns:
-    @pytest.mark.parametrize("name", rules.RULES)
-    def test_the_same_command_gives_the_same_run(self, name):
-        one, other = (
-            run(name, problems.Parabola(), 3, "jitter", until=12, message=0.1, rate=0.05)[0]
-            for _ in range(2)
-        )
-        assert one.points == other.points
-        np.testing.assert_array_equal(one.weights, other.weights)
-        assert one.staleness == other.staleness
-
     def test_a_rate_that_is_too_large_ends_as_diverged(self):
         done, _ = run("asynchronous", problems.Parabola(), 4, until=4_000, rate=3.0)
         assert done.diverged

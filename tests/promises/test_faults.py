@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import scripts
 
-from towers.runs import checkpoints, run_folder
+from towers.runs import checkpoints
 
 SIX_STEPS = (
     "--max_steps=6",
@@ -48,60 +48,31 @@ def refused(done, code: int = 1) -> str:
     return done.stderr
 
 
-def files_of(folder: Path) -> set[str]:
-    """Names of the files of a run; event files without the time in their names."""
-    names = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    return {re.sub(r"tfevents\..*", "tfevents", name) for name in names}
-
-
-def steps_made(folder: Path) -> int:
-    """The last step that a run has logged; 0 for none."""
-    metrics = folder / "metrics.jsonl"
-    return run_folder.read_lines(metrics)[-1]["step"] if metrics.exists() else 0
-
-
-# A moment to what shows that it has come, at the step where the process began; and seconds, of
-# which some are waited then.
-MOMENTS = {
-    "training": (lambda folder, began: steps_made(folder) > began + 30, 0.1),
-    "starting": (lambda folder, began: True, 4.0),
-    "checkpoint": (lambda folder, began: any(folder.glob("checkpoints/step-*.partial")), 0.02),
-    "evaluation": (lambda folder, began: began < (at := steps_made(folder)) and not at % 50, 0.2),
-    "export": (lambda folder, began: (folder / "final_model.partial.keras").exists(), 0.005),
-}
-
-
 @pytest.mark.long
 @pytest.mark.whole_program
 @pytest.mark.usefixtures("whole_runs")
 def test_killed_at_any_moment_a_run_ends_as_if_it_had_not_been(tmp_path):
-    """`make test` has one kill at work, in test_train_command.py."""
+    """Ten times; `make test` has kills at certain steps, in test_run.py."""
     flags = (
         "--recipe=shapes", "--global_batch_size=100", "--microbatch_size=50", "--max_steps=500",
         "--train_epochs=10", "--eval_every_epochs=1", "--log_every_steps=1",
         "--checkpoint_every_steps=10", "--checkpoints_to_keep=3",
     )  # fmt: skip
     folder, alone, draw = tmp_path / "killed", tmp_path / "alone", random.Random(0)
-    for comes, seconds in MOMENTS.values():
-        began = max(checkpoints.by_step(folder / "checkpoints"), default=0)
+    for _ in range(10):
+        before = max(checkpoints.by_step(folder / "checkpoints"), default=0)
         process = scripts.start("train", *flags, f"--train_dir={folder}")
-        while not comes(folder, began) and process.poll() is None:
-            time.sleep(0.0005)
-        time.sleep(draw.uniform(0, seconds))
+        time.sleep(draw.uniform(0, 8))
         process.kill()
         said, _ = process.communicate()
-        assert process.returncode == -signal.SIGKILL
+        assert process.returncode in (-signal.SIGKILL, 0)
         if continued := re.search(r"^continuing at step (\d+)$", said, re.M):
-            assert int(continued[1]) == began
-        newest = max(checkpoints.by_step(folder / "checkpoints"), default=0)
-        assert steps_made(folder) - newest <= 10
+            assert int(continued[1]) == before
     for run in (folder, alone):
         assert scripts.start("train", *flags, f"--train_dir={run}").wait() == 0
     scripts.assert_same_run(folder, alone)
     assert scripts.evaluation_lines(folder) == scripts.evaluation_lines(alone)
-    assert files_of(folder) == files_of(alone)
-    # Stopped or not, so many checkpoints are kept.
-    assert list(checkpoints.by_step(folder / "checkpoints")) == [480, 490, 500]
+    assert scripts.checkpoint_steps(folder) == [480, 490, 500]
 
 
 class TestTornFiles:
@@ -196,65 +167,20 @@ class TestTwoAtOnce:
         assert config["settings"]["seed"] == 1
 
 
-class TestAFullDisk:
-    @pytest.mark.parametrize(
-        "kilobytes",
-        [450, *(pytest.param(size, marks=pytest.mark.long) for size in (8, 40, 200, 600))],
-    )
-    def test_that_is_real_loses_nothing_that_was_written(
-        self, untouched, tmp_path, disk, kilobytes
-    ):
-        """Full at TensorBoard's files, a line, the first checkpoint, the third, the model."""
-        folder = disk(kilobytes) / "run"
-        line = refused(scripts.train(folder, *SIX_STEPS))
-        assert "No space left on device" in line
-        assert str(folder) in line
-        kept = checkpoints.by_step(folder / "checkpoints")
-        assert list(kept) == {450: [2, 4], 600: [2, 4, 6]}.get(kilobytes, [])
-        disk(200_000)
-        done = scripts.trained(folder, *SIX_STEPS)
-        assert ("continuing at step 4" in done.stdout) == (kilobytes == 450)
-        scripts.assert_same_run(folder, untouched)
-
-
-@pytest.fixture
-def disk(tmp_path):
-    """A disk of its own in memory: `disk(kilobytes)` mounts it, or gives it another size."""
-    place = tmp_path / "disk"
-
-    def of_size(kilobytes: int) -> Path:
-        size = f"size={kilobytes}k"
-        if place.exists():
-            mount("-o", f"remount,{size}", place)
-        else:
-            place.mkdir()
-            mount("-t", "tmpfs", "-o", size, "tmpfs", place)
-        return place
-
-    yield of_size
-    if place.is_mount():
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def mount(*arguments) -> None:
-    """Runs `mount`; where that is not allowed, the test is skipped."""
-    done = subprocess.run(["mount", *map(str, arguments)], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"needs the right to mount: {done.stderr.strip()}")
-
-
 @pytest.fixture
 def read_only(tmp_path):
-    """Makes a folder one that nobody can write to, root included."""
+    """Makes a folder one that nobody can write to, root included; else the test is skipped."""
     frozen = []
 
     def freeze(folder: Path) -> None:
         if os.geteuid():
             folder.chmod(0o555)
         else:
-            mount("--bind", folder, folder)
+            bound = subprocess.run(["mount", "--bind", folder, folder])
+            if bound.returncode:
+                pytest.skip("needs the right to mount")
             frozen.append(folder)
-            mount("-o", "remount,bind,ro", folder)
+            subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
 
     yield freeze
     for folder in frozen:

@@ -91,6 +91,8 @@ def try_operations(way: str, place: Path) -> int:
         if not failed:
             return count
         print(operation, failed, flush=True)
+        if way == "full disk" and done.returncode:
+            assert "No space left on device" in done.stderr and str(folder) in done.stderr
         check(done, folder, place / "untouched", failed)
         shutil.rmtree(folder)
         scripts.let_graphs_go()

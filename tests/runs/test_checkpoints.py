@@ -2,8 +2,6 @@
 
 import gc
 import os
-import shutil
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -133,22 +131,3 @@ def test_what_a_kill_leaves_is_removed_before_the_run_goes_on(tmp_path):
     assert checkpoints.newest(tmp_path) == str(tmp_path / "step-2")
     checkpoints.Checkpoints(new_state(), tmp_path, keep=5).restore()
     assert {path.name for path in tmp_path.iterdir()} == {"step-2", "step-best"}
-
-
-def test_a_checkpoint_has_its_name_only_while_all_of_it_is_there(tmp_path, monkeypatch):
-    """A process that is killed while it writes, renames or deletes leaves no half of one."""
-    kept = checkpoints.Checkpoints(state := new_state(), tmp_path, keep=1)
-    kept.save()
-    state.counters["step"].assign(1)
-    whole = {INDEX, DATA}
-
-    def killed(*_, **__):
-        raise KeyboardInterrupt
-
-    for module, name in ((os, "fsync"), (Path, "rename"), (shutil, "rmtree")):
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(module, name, killed)
-            kept.save()
-        for path in checkpoints.by_step(tmp_path).values():
-            assert {file.name for file in Path(path).iterdir()} == whole
-        assert checkpoints.newest(tmp_path)

@@ -1,7 +1,6 @@
 """Keras's fit in a folder: the same run, whatever happens to it."""
 
 import contextlib
-import itertools
 import json
 import sys
 
@@ -208,20 +207,12 @@ class OfEpochs(keras.callbacks.Callback):
         self.all.append(self.of_epoch)
 
 
-class Fails(keras.callbacks.Callback):
-    """Ends the program after a step, as a kill does."""
-
-    def __init__(self, step):
-        super().__init__()
-        self._at = itertools.repeat(step)  # no plain data
-
-    def on_train_batch_end(self, batch, logs=None):
-        if int(self.model.optimizer.iterations) == next(self._at):
-            raise InterruptedError
-
-
 def test_callbacks_of_a_resumed_run_go_on_as_if_nothing_had_happened(tmp_path):
     """They do not do twice what they have done, and go on within an epoch; x, y are arrays."""
+
+    def fail():
+        raise InterruptedError
+
     x, y = fit_program.data()
     ends = {}
     for name, step in (("whole", 0), ("failed", 7), ("failed", 0)):  # the third step of 4
@@ -232,7 +223,7 @@ def test_callbacks_of_a_resumed_run_go_on_as_if_nothing_had_happened(tmp_path):
             keras.callbacks.EarlyStopping("loss", patience=2, min_delta=0.5),
             keras.callbacks.CSVLogger(log),
             own,
-            Fails(step),
+            fit_program.At(step, fail),
         ]
         run = towers.Run(tmp_path / name, compiled())
         fit = {"batch_size": 64, "epochs": 5, "verbose": 0, "checkpoint_every_steps": 1}
@@ -357,23 +348,3 @@ def test_averages_follow_the_weights_and_are_what_is_evaluated_and_saved(tmp_pat
     run.restore(4)  # a checkpoint can be looked at: the end of the first epoch
     found = model.evaluate(x[:70], y[:70], verbose=0)
     assert found == pytest.approx([done.history[f"val_{name}"][0] for name in ("loss", "accuracy")])
-
-
-def test_a_new_run_opens_its_source_once(tmp_path):
-    class Counted:
-        opened = 0
-
-        def __init__(self, source):
-            self.source, self.num_examples = source, source.num_examples
-            self.fingerprint = source.fingerprint
-
-        def batches(self, *arguments, **options):
-            self.opened += 1
-            return self.source.batches(*arguments, **options)
-
-    x = np.arange(24, dtype=np.float32).reshape(12, 2)
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    source = Counted(arrays.batches(x, x[:, :1]))
-    done = towers.Run(tmp_path / "run", model).fit(source, batch_size=4, epochs=2, verbose=0)
-    assert (source.opened, done.step) == (1, 6)

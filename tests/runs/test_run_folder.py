@@ -1,7 +1,8 @@
-"""The run's folder: when a run may use it, and files that are whole or not there."""
+"""The run's folder: when a run may use it, its lock, and files that are whole or not there."""
 
 import fcntl
 import json
+import shutil
 import threading
 
 import pytest
@@ -74,3 +75,67 @@ class TestLines:
             other.write(b'": 1}\n')
         writer.join()
         assert run_folder.read_lines(path) == [{"step": 1, "half": 1}, {"step": 2}]
+
+
+def test_a_second_training_takes_nothing_away(folder, monkeypatch):
+    with folder.held():
+        with monkeypatch.context() as both_first:  # as if the folder had not been there
+            both_first.setattr(run_folder.Path, "exists", lambda _: False)
+            with pytest.raises(run_folder.RunFolderError, match="another"):
+                run_folder.RunFolder(folder.path).held().__enter__()
+        folder.check_held()
+
+
+def test_a_lock_that_was_removed_as_it_was_opened_is_none(folder, monkeypatch):
+    def remove_first(*arguments):
+        folder.lock.unlink()
+        return flock(*arguments)
+
+    flock = run_folder.fcntl.flock
+    monkeypatch.setattr(run_folder.fcntl, "flock", remove_first)
+    with pytest.raises(run_folder.RunFolderError, match="removed"):
+        folder.held().__enter__()
+
+
+def test_a_folder_in_which_a_run_left_nothing_is_removed(folder):
+    with folder.held():
+        pass
+    assert not folder.path.exists()
+
+
+class TestAFolderThatGoesAway:
+    @pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
+    def test_is_noticed(self, folder, how):
+        with folder.held():
+            shutil.move(folder.path, folder.path.with_name("elsewhere"))
+            if how == "removed":
+                shutil.rmtree(folder.path.with_name("elsewhere"))
+            if how == "replaced":
+                folder.path.mkdir()
+                folder.lock.write_text("{}")
+            with pytest.raises(run_folder.RunFolderError, match="removed, moved or replaced"):
+                folder.check_held()
+        # What is not its own is left alone.
+        assert folder.lock.exists() == (how == "replaced")
+
+
+def test_a_file_system_without_locks_is_said_and_used(folder, monkeypatch, capsys):
+    def no_locks(*_):
+        raise OSError(run_folder._NO_LOCKS[0], "No locks available")
+
+    monkeypatch.setattr(run_folder.fcntl, "flock", no_locks)
+    with folder.held():
+        assert capsys.readouterr().out.count("this file system has no locks") == 1
+        with run_folder.RunFolder(folder.path).held():
+            pass
+        folder.check_held()  # a second one has not taken the first one's file away
+
+
+def test_a_link_in_the_place_of_the_lock_is_not_followed(folder, tmp_path):
+    folder.path.mkdir(parents=True)
+    precious = tmp_path / "precious"
+    precious.write_text("years of work")
+    folder.lock.symlink_to(precious)
+    with pytest.raises(run_folder.RunFolderError, match="--train_dir=.*cannot be written: Too man"):
+        folder.held().__enter__()
+    assert precious.read_text() == "years of work"

@@ -141,15 +141,6 @@ def test_a_reader_who_does_not_see_finds_no_serious_fault(site, opened, scheme):
     fail_with(faults)
 
 
-def test_search_finds_a_page_by_its_words(opened):
-    tab = opened("search.html?q=batch+norm")
-    link = tab.locator("#search-results a", has_text="Batch norm on towers").first
-    link.wait_for()
-    link.click()
-    assert "batch_norm.html" in tab.url
-    assert tab.complaints == []
-
-
 def test_a_word_of_the_glossary_explains_itself(opened):
     tab = opened("index.html", WIDTHS["phone"])
     word = tab.locator(".explained", has_text="tower").first
@@ -159,25 +150,6 @@ def test_a_word_of_the_glossary_explains_itself(opened):
     assert tip.is_visible() and "computation of the model on one device" in tip.inner_text()
     box = tip.bounding_box()
     assert box["x"] >= 0 and box["x"] + box["width"] <= WIDTHS["phone"]
-
-
-def test_pictures_follow_the_switch_between_light_and_dark(opened):
-    tab = opened("index.html")
-    light, dark = (tab.locator(f"article img.only-{when}") for when in SCHEMES)
-    assert light.is_visible() and not dark.is_visible()
-    tab.locator("button.theme-switch-button:visible").first.click()
-    tab.locator("button.theme-change-button[data-mode=dark]:visible").first.click()
-    dark.wait_for(state="visible")
-    assert not light.is_visible()
-
-
-def test_a_page_reads_without_javascript(opened):
-    tab = opened("index.html", java_script_enabled=False)
-    assert tab.locator("article h1").inner_text().startswith("towers")
-    tab.locator("article a", has_text="all lessons").first.click()
-    tab.locator("article a", has_text="averaging").first.click()
-    assert tab.locator("article h1").is_visible()
-    assert "lessons/averaging.html" in tab.url
 
 
 def test_the_race_plays_pauses_and_follows_the_theme(opened):

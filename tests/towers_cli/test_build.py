@@ -1,4 +1,4 @@
-"""How TensorFlow's runtime starts, and what a network is shown before its first step."""
+"""How TensorFlow's runtime starts, whatever a `keras.json` says."""
 
 import dataclasses
 import sys
@@ -13,21 +13,25 @@ from towers_cli import build, settings
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_a_deterministic_runtime_has_no_tf32_and_cublas_a_workspace(deterministic):
+def test_a_runtime_has_keras_s_defaults_and_a_deterministic_one_no_tf32(deterministic):
     program = f"""
 import os, sys
+import keras
 import tensorflow as tf
 from tensorflow.python.framework import config
 from towers_cli import build
 os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+keras.config.set_floatx("float16")
+keras.config.set_image_data_format("channels_first")
+keras.config.set_epsilon(0.1)
 build.start_runtime(1, {deterministic})
+print(keras.config.floatx(), keras.config.image_data_format(), keras.config.epsilon())
 print(tf.config.experimental.tensor_float_32_execution_enabled())
 print(os.environ.get("CUBLAS_WORKSPACE_CONFIG"), config.is_op_determinism_enabled())
 """
     done = forked.run([sys.executable, "-c", program], timeout=60)
-    assert done.stdout.split() == (
-        ["False", ":4096:8", "True"] if deterministic else ["True", "None", "False"]
-    ), done.stderr
+    runtime = ["False", ":4096:8", "True"] if deterministic else ["True", "None", "False"]
+    assert done.stdout.split() == ["float32", "channels_last", "1e-07", *runtime], done.stderr
 
 
 def test_tensorboard_compares_runs_by_as_many_settings_as_it_shows_at_first():

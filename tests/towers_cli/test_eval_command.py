@@ -168,10 +168,6 @@ def test_a_run_that_is_removed_or_replaced_meanwhile_is_not_evaluated(folder, ru
             evaluate()
 
 
-def forget_evaluations(folder):
-    (folder / "eval.jsonl").unlink(missing_ok=True)
-
-
 class TestFollowing:
     FLAGS = ("--run_once=false", "--eval_interval_seconds=0.05")
 
@@ -192,7 +188,7 @@ class TestFollowing:
         assert lines[-1]["accuracy"] == pytest.approx(own, abs=1e-6)
 
     def test_ends_at_once_where_the_training_has_finished(self, folder):
-        forget_evaluations(folder)
+        (folder / "eval.jsonl").unlink(missing_ok=True)
         done, lines = evaluate(folder, *self.FLAGS)
         assert done.returncode == 0
         assert [line["step"] for line in lines] == [20, 40]
@@ -201,7 +197,7 @@ class TestFollowing:
         assert (again.stdout, lines) == ("the training has finished\n", [])  # once is enough
 
     def test_stops_when_asked(self, unfinished):
-        forget_evaluations(unfinished)
+        (unfinished / "eval.jsonl").unlink(missing_ok=True)
         process = scripts.start("eval", f"--train_dir={unfinished}", *self.FLAGS)
         scripts.wait_for_line(process, "step 40, ")
         process.send_signal(signal.SIGINT)

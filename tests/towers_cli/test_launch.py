@@ -62,13 +62,6 @@ def launched(start):
     return run
 
 
-def wait_for(condition) -> None:
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < 30
-        time.sleep(0.02)
-
-
 def test_output_has_the_index_before_each_line(launched):
     program = """
     print("a", sys.argv[1:], flush=True)
@@ -119,7 +112,10 @@ def test_signals_go_to_every_worker(start, tmp_path, number):
         time.sleep(0.05)
     """
     process = start(program, "--workers=2", "--restarts=3")
-    wait_for(lambda: len(list(tmp_path.glob("ready-*"))) == 2)
+    began = time.monotonic()
+    while len(list(tmp_path.glob("ready-*"))) < 2:
+        assert time.monotonic() - began < 30
+        time.sleep(0.02)
     process.send_signal(number)
     out, _ = process.communicate(timeout=30)
     assert sorted(out.splitlines()) == [f"[0] got {number}", f"[1] got {number}"]

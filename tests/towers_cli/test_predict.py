@@ -52,27 +52,6 @@ def test_the_best_three_classes_of_each_picture(trained, test_images, of_raw, tm
     assert len(out.splitlines()) == 5
 
 
-def test_pictures_of_other_kinds(trained, test_images, of_raw, tmp_path, capsys):
-    """One held sideways is turned, and what is transparent is white."""
-    image = Image.fromarray(test_images.images[0])
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=exif)
-    image.convert("L").save(tmp_path / "grey.png")
-    image.convert("CMYK").save(tmp_path / "print.jpg")
-    image.resize((320, 320)).save(tmp_path / "large.png")
-    Image.new("RGBA", (32, 32), (200, 10, 10, 0)).save(tmp_path / "clear.png")
-    Image.new("RGB", (32, 32), "white").save(tmp_path / "white.png")
-    names = "turned.png", "grey.png", "print.jpg", "large.png", "clear.png", "white.png"
-    code, out, err = said(capsys, trained, *(tmp_path / name for name in names))
-    assert (code, err) == (0, "")
-    lines = dict(line.split(": ") for line in out.splitlines())
-    assert list(lines) == [str(tmp_path / name) for name in names]
-    (name, *_), (probabilities, *_) = of_raw
-    assert lines[str(tmp_path / "turned.png")].startswith(f"{name} {probabilities.max():.1%}, ")
-    assert lines[str(tmp_path / "clear.png")] == lines[str(tmp_path / "white.png")]
-
-
 def test_a_picture_that_cannot_be_read_does_not_stop_the_others(trained, tmp_path, capsys):
     good, cut, text = (tmp_path / name for name in ("good.png", "cut.png", "text.png"))
     Image.effect_noise((40, 40), 50).save(good)

@@ -14,12 +14,9 @@ import signal
 
 import keras
 import lighter
-import numpy as np
 import pytest
 import scripts
 import tensorflow as tf
-
-from towers import schedules
 
 TRAINING_KEYS = {
     *("step", "examples_seen", "epoch", "learning_rate", "weight_decay"),
@@ -143,32 +140,6 @@ class TestARun:
         assert scripts.contents(copied) == before
 
 
-MOVING_RATE = (  # at every example: warm-up over 50 examples, then cosine to 0 at 160
-    "--learning_rate_schedule=cosine",
-    "--warmup_epochs=0.01",
-    "--train_epochs=0.032",
-    "--moving_average_decay=0",
-    "--summary_every_steps=0",
-    "--microbatch_size=4",
-)
-
-
-@pytest.mark.pitfall(1, 2)
-def test_the_learning_rate_is_that_of_the_examples_seen_before(tmp_path):
-    """The same number for any number of towers and any global batch."""
-    schedule = schedules.LearningRate(
-        "cosine", 0.1, NUM_TRAIN, warmup_epochs=0.01, total_epochs=0.032
-    )
-    for towers, batch in ((1, 16), (4, 32)):
-        size = [f"--num_towers={towers}", f"--global_batch_size={batch}"]
-        folder = tmp_path / f"{towers}_{batch}"
-        scripts.trained(folder, *MOVING_RATE, *size, f"--max_steps={128 // batch}")
-        rates = [line["learning_rate"] for line in scripts.training_lines(folder)]
-        expected = [schedule(seen) for seen in range(0, 128, batch)]
-        assert np.float32(rates).tolist() == np.float32(expected).tolist()
-        assert len(set(rates)) == 128 // batch
-
-
 STOPPED = (
     "--checkpoint_every_steps=2",
     "--momentum=0.9",
@@ -269,18 +240,3 @@ def test_a_final_model_that_is_damaged_is_exported_again(tmp_path, short_run, da
     assert "finished already" not in scripts.trained(folder, *same).stdout
     assert scripts.final_summary(folder) == whole
     keras.saving.load_model(folder / "final_model.keras")
-
-
-@pytest.mark.whole_program
-@pytest.mark.long
-def test_a_configuration_of_keras_does_not_decide_a_run(tmp_path, command, monkeypatch):
-    flags = ["--summary_every_steps=0", "--max_steps=2"]
-    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
-    content = {"floatx": "float16", "image_data_format": "channels_first", "epsilon": 0.1}
-    (tmp_path / "keras.json").write_text(json.dumps(content | {"backend": "tensorflow"}))
-    small = scripts.small_run(tmp_path / "other")
-    script = scripts.lighter_train(tmp_path)
-    done = command(script, *small, *flags, "--optimizer=adam", "--learning_rate=0.001")
-    assert (done.returncode, done.stderr) == (0, "")
-    scripts.train(tmp_path / "own", *flags, "--optimizer=adam", "--learning_rate=0.001")
-    assert scripts.final_summary(tmp_path / "other") == scripts.final_summary(tmp_path / "own")

@@ -79,7 +79,8 @@ class RunFolder:
                         self.lock.unlink()  # the run left nothing
                         self.path.rmdir()
         finally:
-            os.close(self._locked)
+            with contextlib.suppress(OSError):
+                os.close(self._locked)
             self._locked = None
 
     def _acquire(self) -> None:
