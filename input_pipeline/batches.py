@@ -10,7 +10,6 @@ resumed run needs nothing but its step to continue with the data where it stoppe
 import atexit
 import contextlib
 import dataclasses
-import functools
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -205,8 +204,8 @@ def example_ids(
     # A batch of B positions touches at most this many epochs, wherever it begins.
     num_epochs = (global_batch_size + num_examples - 2) // num_examples + 1
     streams = (_stream_seed(seed, _SHUFFLING_STREAM, first_epoch + i) for i in range(num_epochs))
-    draw = functools.partial(tf.random.stateless_uniform, dtype=tf.int64, alg=ALGORITHM)
-    keys = tf.stack([draw([3], stream, None, None) for stream in streams])
+    draw = tf.random.stateless_uniform
+    keys = tf.stack([draw([3], s, None, None, tf.int64, alg=ALGORITHM) for s in streams])
     return tf.raw_ops.RandomIndexShuffle(
         index=positions % num_examples,
         seed=tf.gather(keys, epochs - first_epoch),  # [global_batch_size, 3]

@@ -36,6 +36,13 @@ def draw_placement(draws: batches.Draws, max_top: int, max_left: int) -> tuple[t
     )
 
 
+def draw_colour(draws: batches.Draws) -> tuple[tf.Tensor, tf.Tensor]:
+    """Draws for each image a brightness, added to each pixel, and a contrast: float32 [batch]."""
+    most = MAX_BRIGHTNESS_DELTA
+    brightness = draws.uniform(_BRIGHTNESS_DRAW, (), -most, most)
+    return brightness, draws.uniform(_CONTRAST_DRAW, (), MIN_CONTRAST, MAX_CONTRAST)
+
+
 # Images are uint8 or float32 [batch, height, width, channels] in [0, 255]; results are float32.
 
 
@@ -49,8 +56,7 @@ def distort_for_tutorial(
     _, height, width, _ = images.shape
     placement = draw_placement(draws, height - crop_height, width - crop_width)
     cropped = crop_and_flip(images, placement, crop_height, crop_width)
-    brightness = draws.uniform(_BRIGHTNESS_DRAW, (), -MAX_BRIGHTNESS_DELTA, MAX_BRIGHTNESS_DELTA)
-    contrast = draws.uniform(_CONTRAST_DRAW, (), MIN_CONTRAST, MAX_CONTRAST)
+    brightness, contrast = draw_colour(draws)
     return standardize(adjust_colour(tf.cast(cropped, tf.float32), brightness, contrast))
 
 

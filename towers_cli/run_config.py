@@ -11,7 +11,7 @@ from towers_cli import settings
 
 # What may differ between workers: where things are on each machine, how many towers it has, and
 # which worker it is.
-_PER_WORKER = ("train_dir", "data_dir", "init_from", "num_towers", "worker_wait_seconds")
+_PER_WORKER = ("train_dir", "data_dir", "num_towers", "worker_wait_seconds")
 
 
 def make(
