@@ -56,8 +56,9 @@ PILLOWS = {
 def test_pixels_are_those_of_pillow(name):
     rng = np.random.default_rng(1)
     means, spreads = rng.uniform(0, 256, (2, 50, 1, 1, 3))
-    pixels = rng.normal(means, spreads, (50, 9, 31, 3)).clip(0, 255).astype(np.uint8)
-    pixels[0] = 7  # of one colour
+    pixels = rng.normal(means, spreads, (50, 72, 139, 3)).clip(0, 255).astype(np.uint8)
+    pixels[0], pixels[1, :9] = 7, 8  # of one colour
+    pixels[1, 9:] = 7
     factors = rng.uniform(0, 2, 50).astype(np.float32)
     values = {"posterize": np.rint(4 * factors).clip(1), "solarize": 127.5 * factors}
     drawn = values.get(name, factors)[:, np.newaxis]
