@@ -30,16 +30,19 @@ def arrays() -> tuple[np.ndarray, np.ndarray]:
 # Each begins with its imports, which are not measured.
 
 
-def towers(folder: str, batch: int) -> Iterator:
+def towers(folder: str, batch: int, augment: str = "none") -> Iterator:
     from input_pipeline import arrays as by_step
-    from input_pipeline import datasets, images
+    from input_pipeline import datasets, images, preprocess
 
     yield
     if folder:
         split = datasets.load("folder", folder, "all", image_size=SIZE)
-        source = images.training(split, images.preprocessing("random_resized_crop", split), 0)
+        source = images.training(
+            split, images.preprocessing("random_resized_crop", split, augmentation=augment), 0
+        )
     else:
-        source = by_step.batches(*arrays())
+        how = preprocess.for_images("pad_crop_flip", (32, 32, 3), augment)
+        source = by_step.batches(*arrays(), augment=None if augment == "none" else how.in_training)
     yield from source.batches(0, 10**9, global_batch_size=batch)
 
 
@@ -102,9 +105,9 @@ SIDES = {"towers": towers, "tf.data": tf_data, "pytorch": pytorch, "grain": grai
 HEAD = "| what | library | images/s | first batch, s |\n|---|---|---|---|"
 
 
-def side(what: str, name: str, folder: str, seconds: str) -> None:
+def side(what: str, name: str, folder: str, seconds: str, *augment: str) -> None:
     """Prints the seconds to the first batch, and images per second after a tenth of the time."""
-    reading = SIDES[name](*((folder, 64) if what == "folder" else ("", 128)))
+    reading = SIDES[name](*((folder, 64) if what == "folder" else ("", 128)), *augment)
     next(reading)  # what it imports
     begun = time.perf_counter()
     next(reading)
@@ -129,14 +132,17 @@ def main() -> None:
     parser.add_argument("folder", help="of pictures, with a folder in it for each class")
     parser.add_argument("--seconds", type=float, default=3.0, help="of a run")
     parser.add_argument("--peer_python", default=sys.executable, help="that has PyTorch and Grain")
+    parser.add_argument("--augment", help="of towers alone, such as trivial_augment")
     options = parser.parse_args()
-    found: dict[tuple, list] = {(w, name): [] for w in ("folder", "arrays") for name in SIDES}
+    augment = [options.augment] if options.augment else []
+    names = ["towers"] if augment else SIDES
+    found: dict[tuple, list] = {(w, name): [] for w in ("folder", "arrays") for name in names}
     for _ in range(options.rounds):
         for (what, name), values in found.items():
             python = options.peer_python if name in ("pytorch", "grain") else sys.executable
             command = [python, "-m", "benchmarks.input", "side", what, name, options.folder]
             done = subprocess.run(
-                [*command, str(options.seconds)], stdout=subprocess.PIPE, check=True
+                [*command, str(options.seconds), *augment], stdout=subprocess.PIPE, check=True
             )
             values.append([float(word) for word in done.stdout.split()])
     rows = (

@@ -229,8 +229,8 @@ def _distort(name: str, images: np.ndarray, members: np.ndarray, values: np.ndar
     tables = _BY_TABLE[name](images[members], values.reshape(-1, 1, 1))
     for member, table in zip(members, tables.clip(0, 255).astype(np.uint8), strict=True):
         channels = [images[member]] if len(table) == 1 else np.moveaxis(images[member], 2, 0)
-        for channel, becomes in zip(channels, table, strict=True):
-            mapped = channel.tobytes().translate(becomes.tobytes())
+        for channel, row in zip(channels, table, strict=True):
+            mapped = channel.tobytes().translate(row.tobytes())
             channel[...] = np.frombuffer(mapped, np.uint8).reshape(channel.shape)
 
 

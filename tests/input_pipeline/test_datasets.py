@@ -12,6 +12,7 @@ import tensorflow as tf
 import tiny_photos
 
 from input_pipeline import datasets, decoded
+from towers import machine
 
 
 @pytest.fixture(autouse=True)
@@ -153,6 +154,15 @@ def test_images_may_have_what_training_leaves(monkeypatch, needed, available, fi
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     with contextlib.nullcontext() if fits else pytest.raises(datasets.DataError, match="GB"):
         decoded.check_memory("too large: they", int(needed))
+
+
+def test_of_a_containers_memory_what_the_process_has_is_gone(monkeypatch, tmp_path):
+    left = psutil.Process().memory_info().rss + 10**9
+    (tmp_path / "memory.max").write_text(f"{left}")
+    monkeypatch.setattr(machine, "CONTROL_GROUP", tmp_path)
+    decoded.check_memory("they fit", int(3e8))
+    with pytest.raises(datasets.DataError, match="GB"):
+        decoded.check_memory("too large: they", int(6e8))
 
 
 # Names and folders that cannot be used.

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import scripts
 
-from towers.runs import checkpoints
+from towers.runs import checkpoints, run_folder
 
 SIX_STEPS = (
     "--max_steps=6",
@@ -59,6 +59,7 @@ def test_killed_at_any_moment_a_run_ends_as_if_it_had_not_been(tmp_path):
         "--checkpoint_every_steps=10", "--checkpoints_to_keep=3",
     )  # fmt: skip
     folder, alone, draw = tmp_path / "killed", tmp_path / "alone", random.Random(0)
+    killed = 0
     for _ in range(10):
         before = max(checkpoints.by_step(folder / "checkpoints"), default=0)
         process = scripts.start("train", *flags, f"--train_dir={folder}")
@@ -66,8 +67,14 @@ def test_killed_at_any_moment_a_run_ends_as_if_it_had_not_been(tmp_path):
         process.kill()
         said, _ = process.communicate()
         assert process.returncode in (-signal.SIGKILL, 0)
+        killed += process.returncode != 0
+        if (folder / "metrics.jsonl").exists():
+            saved = max(checkpoints.by_step(folder / "checkpoints"), default=0)
+            lines = run_folder.read_lines(folder / "metrics.jsonl")
+            assert max((line["step"] for line in lines), default=0) <= saved + 10
         if continued := re.search(r"^continuing at step (\d+)$", said, re.M):
             assert int(continued[1]) == before
+    assert killed >= 5
     for run in (folder, alone):
         assert scripts.start("train", *flags, f"--train_dir={run}").wait() == 0
     scripts.assert_same_run(folder, alone)

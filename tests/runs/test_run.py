@@ -316,6 +316,13 @@ def test_the_log_of_a_step_counts_a_short_microbatch_by_its_examples(tmp_path):
     assert line["loss"] == pytest.approx(model.evaluate(x[:20], y[:20], verbose=0)[0], rel=1e-5)
 
 
+def test_a_folder_of_other_files_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(run_folder.RunFolderError, match="holds files but no run"):
+        fit(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
 def test_averages_of_other_weights_than_those_that_are_trained_are_refused(tmp_path):
     """A checkpoint would not have them."""
     averages = [run_callbacks.MovingAverages(model := compiled(), decay) for decay in (0.5, 0.9)]

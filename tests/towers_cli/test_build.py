@@ -1,14 +1,11 @@
 """How TensorFlow's runtime starts, whatever a `keras.json` says."""
 
-import dataclasses
 import sys
 
 import forked
 import pytest
-import scripts
 import tensorflow as tf
 
-from towers.runs import callbacks
 from towers_cli import build, settings
 
 
@@ -32,13 +29,6 @@ print(os.environ.get("CUBLAS_WORKSPACE_CONFIG"), config.is_op_determinism_enable
     done = forked.run([sys.executable, "-c", program], timeout=60)
     runtime = ["False", ":4096:8", "True"] if deterministic else ["True", "None", "False"]
     assert done.stdout.split() == ["float32", "channels_last", "1e-07", *runtime], done.stderr
-
-
-def test_tensorboard_compares_runs_by_as_many_settings_as_it_shows_at_first():
-    chosen = scripts.settings_of("--moving_average_decay=0")
-    chain = build.callbacks_of(chosen, model=None, learning_rate=None, last_step=1)
-    [log] = [callback for callback in chain if isinstance(callback, callbacks.Log)]
-    assert len(log._compared) == 5 and set(log._compared) <= dataclasses.asdict(chosen).keys()
 
 
 def test_a_runtime_that_has_started_keeps_its_threads():

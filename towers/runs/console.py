@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import tqdm
 
 
-def printer(last_step: int, evaluated: str = "validation") -> Callable[[Mapping], None]:
+def printer(last_step: int, evaluated: str) -> Callable[[Mapping], None]:
     """Prints a line of `metrics.jsonl`; the `show` of a `callbacks.Log`.
 
     Args:

@@ -152,10 +152,10 @@ class RunFolder:
         """
         try:
             summary = json.loads(self.final_summary.read_text(encoding="utf-8"))
-            is_whole = zipfile.is_zipfile(self.final_model) and "weights_sha256" in summary
+            is_whole = {"step", "weights_sha256"} <= set(summary)
         except (OSError, ValueError, TypeError):
             return None
-        return summary if is_whole else None
+        return summary if is_whole and zipfile.is_zipfile(self.final_model) else None
 
     def drop_metrics_after(self, step: int) -> None:
         """Removes lines of `metrics.jsonl` that a continued run will write again.
