@@ -25,7 +25,7 @@ _SHORTEST_TEXT = 1024  # bytes of a message
 # Of gradients. Messages of less than that take longer than their bytes.
 _MOST_PARTS, _LEAST_BYTES_OF_A_PART = 8, 2**20
 _MARK, _LABEL_BYTES = "workers do different things", 64
-_LINGER_SECONDS = 3.0
+_LINGER_SECONDS = 3.0  # after an error: a slower worker would take this one's end for the cause
 _GROUP, _FIRST_KEY, _KEYS = 7001, 2**20, 2**29  # keys are below 2 ** 31
 
 
@@ -90,13 +90,17 @@ class MultiWorker(worker.Workers):
 
     def __exit__(self, _, error: BaseException | None, __) -> None:
         if error is None:
-            self._begin_together("its end")
+            try:
+                self._begin_together("its end")
+            except errors.WorkerError:
+                time.sleep(_LINGER_SECONDS)
+                raise
             return
         code = error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", 1)
         is_noticed = isinstance(code, int) and code >= 128  # a signal, or another worker's end
         if not (is_noticed or isinstance(error, KeyboardInterrupt)):
             runtime.report(self.index, str(error) or type(error).__name__)
-        if isinstance(error, Exception):  # a slower worker would take this one for the culprit
+        if isinstance(error, Exception):
             time.sleep(_LINGER_SECONDS)
 
     def name(self, index: int) -> str:
