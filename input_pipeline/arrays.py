@@ -42,8 +42,7 @@ def batches(
         `preprocess.Preprocessing`. It is traced as it is written: Python's `if` on a tensor is an
         error, `tf.where` and `tf.cond` are not.
       mix: (inputs, labels, draws) to inputs and labels, such as a `mixing.Mixing`, after `augment`;
-        not together with `sample_weight`. A Mixing needs a share of even size for each worker,
-        which microbatches of even size give.
+        not together with `sample_weight`. A Mixing needs a batch of even size.
       seed: of the order and of what `augment` and `mix` draw.
       shuffle: False takes the examples of arrays in their order, epoch by epoch.
 

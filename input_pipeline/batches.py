@@ -30,23 +30,14 @@ _SHUFFLING_ROUNDS = 12
 
 
 class Draws(NamedTuple):
-    """What the distortions of one batch, or of a share of it, are drawn from.
-
-    Draws are made for the whole batch, and a share takes its part: an image's distortion depends on
-    its place in the global batch, and not on who reads it.
-    """
+    """What the distortions of one batch are drawn from: each image by its place in the batch."""
 
     seed: tf.Tensor  # int64 [2], of the step
-    # bool [images], whether it is the example's turn to be mirrored: in every other epoch, from the
+    # bool [batch], whether it is the example's turn to be mirrored: in every other epoch, from the
     # first or the second one on, as a coin decides that is thrown once for each example.
     mirrored: tf.Tensor
-    global_batch_size: int
-    places: range  # of the images in the batch
-    positions: tf.Tensor | None = None  # int64 [images], in the endless row
-
-    def for_share(self, draw: Callable[[int], tf.Tensor]) -> tf.Tensor:
-        """The share's part of what `draw` makes of the number of images of the whole batch."""
-        return draw(self.global_batch_size)[self.places.start : self.places.stop]
+    batch_size: int
+    positions: tf.Tensor | None = None  # int64 [batch], in the endless row
 
     def uniform(
         self,
@@ -56,7 +47,7 @@ class Draws(NamedTuple):
         high: float = 1.0,
         dtype: tf.DType = tf.float32,
     ) -> tf.Tensor:
-        """Numbers from `low` to below `high`: `[images, *shape]`.
+        """Numbers from `low` to below `high`: `[batch, *shape]`.
 
         Args:
           kind: which draw of the step; each has a stream of its own. 0 to 4 are of `preprocess`, 16
@@ -64,11 +55,8 @@ class Draws(NamedTuple):
           shape: of those of one image.
         """
         kind_seed = tf.random.experimental.stateless_fold_in(self.seed, kind, alg=ALGORITHM)
-        return self.for_share(
-            lambda count: tf.random.stateless_uniform(
-                [count, *shape], kind_seed, low, high, dtype, alg=ALGORITHM
-            )
-        )
+        shape = [self.batch_size, *shape]
+        return tf.random.stateless_uniform(shape, kind_seed, low, high, dtype, alg=ALGORITHM)
 
 
 @dataclasses.dataclass(eq=False)
@@ -79,24 +67,17 @@ class Order:
       num_examples: of an epoch, at least 1.
       global_batch_size: examples of a step, at least 1.
       seed: of the order and of the draws.
-      share: the places in each batch that are read, a run of them; None for all.
       shuffle: False takes the examples in their order, epoch by epoch.
     """
 
     num_examples: int
     global_batch_size: int
     seed: int
-    share: range | None = None
     shuffle: bool = True
 
     def __post_init__(self):
-        batch, share = self.global_batch_size, self.share
-        if batch < 1:
-            raise ValueError(f"global_batch_size={batch}: must be at least 1")
-        if share is not None and not (share and range(batch)[share.start : share.stop] == share):
-            raise ValueError(
-                f"share={share}: must be a run of places in a batch of global_batch_size={batch}"
-            )
+        if self.global_batch_size < 1:
+            raise ValueError(f"global_batch_size={self.global_batch_size}: must be at least 1")
         stream = _stream_seed(self.seed, _MIRRORING_STREAM, 0)
         with tf.device("/CPU:0"):
             self._coins = tf.random.stateless_uniform(
@@ -104,18 +85,17 @@ class Order:
             )
 
     def __call__(self, step: tf.Tensor) -> tuple[tf.Tensor, Draws]:
-        """The examples of a step, an int64 scalar from 0: int64 [places], and their draws."""
-        size, places = self.global_batch_size, self.share or range(self.global_batch_size)
-        positions = step * size + tf.range(places.start, places.stop, dtype=tf.int64)
+        """The examples of a step, an int64 scalar from 0: int64 [batch], and their draws."""
+        size = self.global_batch_size
+        positions = step * size + tf.range(size, dtype=tf.int64)
         ids = positions % self.num_examples
         if self.shuffle:
-            of_batch = example_ids(
+            ids = example_ids(
                 step, num_examples=self.num_examples, global_batch_size=size, seed=self.seed
             )
-            ids = of_batch[places.start : places.stop]
         turns = positions // self.num_examples + tf.gather(self._coins, ids)
         seed = augmentation_seed(step, seed=self.seed)
-        return ids, Draws(seed, turns % 2 == 1, size, places, positions)
+        return ids, Draws(seed, turns % 2 == 1, size, positions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +105,7 @@ class Source:
     Attributes:
       examples: of an epoch, as of `arrays.Examples`.
       fingerprint: sha256 of what decides the batches.
-      augment: (inputs, draws) to inputs, of a batch or of a share of it; None for nothing.
+      augment: (inputs, draws) to inputs, of a batch; None for nothing.
       mix: (inputs, labels, draws) to inputs and labels, likewise, after `augment`.
       seed, shuffle: of the `Order`.
     """
@@ -143,9 +123,9 @@ class Source:
         return self.examples.num_examples
 
     def batches(
-        self, first_step: int, last_step: int, *, global_batch_size: int, share: range | None = None
+        self, first_step: int, last_step: int, *, global_batch_size: int
     ) -> Iterator[tuple]:
-        """The batches of steps `first_step` to `last_step - 1`, or a share of each.
+        """The batches of steps `first_step` to `last_step - 1`.
 
         The batch of a step is the same whatever `first_step` is. It is made on the CPU, several
         steps ahead of the reader.
@@ -154,13 +134,12 @@ class Source:
           first_step: number of steps made already.
           last_step: number of steps made when the data set ends.
           global_batch_size: examples per step.
-          share: the places in each batch that are read; None for all.
 
         Returns:
           An iterator over (inputs, labels) or (inputs, labels, sample_weight).
 
         Raises:
-          ValueError: a number is out of range, or the share is not one of the batch.
+          ValueError: a number is out of range.
           DataError: as they are read, a picture cannot be used, and is named.
         """
         if not 0 <= first_step <= last_step:
@@ -168,11 +147,11 @@ class Source:
                 f"first_step={first_step}, last_step={last_step}: the first must be at least 0 and "
                 "at most the last"
             )
-        order = Order(self.num_examples, global_batch_size, self.seed, share, self.shuffle)
+        order = Order(self.num_examples, global_batch_size, self.seed, self.shuffle)
 
         def batch_of_step(step):
-            ids, draws = order(step)  # int64 [share]
-            inputs, labels, *weight = self.examples.gather(ids, draws)  # [share, ...] each
+            ids, draws = order(step)  # int64 [batch]
+            inputs, labels, *weight = self.examples.gather(ids, draws)  # [batch, ...] each
             if self.augment is not None:
                 inputs = self.augment(inputs, draws)
             if self.mix is not None:

@@ -1,8 +1,7 @@
 """Mixup and CutMix: each image of a training batch is mixed with its neighbour, as are the labels.
 
 The neighbours are places 0 and 1 of the global batch, 2 and 3, and so on. The order of examples is
-random, so a neighbour may be any other example. A microbatch with an even number of images has
-both, so that no worker needs an image of another's share.
+random, so a neighbour may be any other example.
 """
 
 import dataclasses
@@ -50,7 +49,7 @@ class Mixing:
     def __call__(
         self, images: tf.Tensor, labels: tf.Tensor, draws: batches.Draws
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Mixes a batch, or a share of it.
+        """Mixes a batch.
 
         Args:
           images: float32 or uint8 [n, height, width, channels].
@@ -63,8 +62,7 @@ class Mixing:
           Where nothing is mixed, both as they came.
 
         Raises:
-          ValueError: an image has no neighbour in this share of the batch, or these are not images
-            or not labels.
+          ValueError: an image has no neighbour, or these are not images or not labels.
           tf.errors.InvalidArgumentError: a label is out of range.
         """
         if not (self.mixup_alpha or self.cutmix_alpha):
@@ -77,11 +75,10 @@ class Mixing:
                 "mixup and CutMix take images [n, height, width, channels] and integer labels [n], "
                 f"but these are {images.shape} and {labels.dtype.name} {labels.shape}"
             )
-        if draws.places.start % 2 or len(draws.places) % 2:
+        if draws.batch_size % 2:
             raise ValueError(
-                "mixup and CutMix mix pairs of images: a batch, and each worker's share of it, "
-                "must have an even number of them, but this one begins at "
-                f"{draws.places.start} and has {len(draws.places)}"
+                "mixup and CutMix mix pairs of images: a batch must have an even number of them, "
+                f"but this one has {draws.batch_size}"
             )
         _, height, width, channels = images.shape
         share, rows, columns, weight = self.plan(draws, height, width)
@@ -145,9 +142,7 @@ def _beta(draws: batches.Draws, kinds: tuple[int, int], alpha: float) -> tf.Tens
 
     def gamma(kind):
         seed = tf.random.experimental.stateless_fold_in(draws.seed, kind, alg=batches.ALGORITHM)
-        return draws.for_share(
-            lambda count: tf.random.stateless_gamma([count], seed, alpha, dtype=tf.float64)
-        )
+        return tf.random.stateless_gamma([draws.batch_size], seed, alpha, dtype=tf.float64)
 
     one, other = map(gamma, kinds)
     return tf.cast(one / (one + other), tf.float32)

@@ -13,8 +13,8 @@ X = np.arange(N * 2, dtype=np.float32).reshape(N, 2)
 Y = np.arange(N)
 
 
-def taken(source, first_step=0, last_step=5, **shares):
-    found = source.batches(first_step, last_step, global_batch_size=BATCH, **shares)
+def taken(source, first_step=0, last_step=5):
+    found = source.batches(first_step, last_step, global_batch_size=BATCH)
     return [tf.nest.map_structure(np.asarray, batch) for batch in found]
 
 
@@ -108,8 +108,6 @@ def test_of_a_grain_data_set_are_its_elements_by_position():
     for step, (inputs, labels) in enumerate(taken(source, 2, 5), 2):
         np.testing.assert_array_equal(labels, np.arange(step * BATCH, (step + 1) * BATCH))
         np.testing.assert_array_equal(inputs["x"], X[labels % N])
-    [(_, labels)] = taken(source, 4, 5, share=range(1, 3))
-    np.testing.assert_array_equal(labels, [17, 18])
 
 
 def test_of_a_pydataset_are_its_examples_epoch_by_epoch():

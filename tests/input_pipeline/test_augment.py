@@ -85,24 +85,19 @@ def test_the_strengths_are_those_of_the_papers():
     assert rand["posterize"][0, -1] == 4
 
 
-def draws(count, share=None):
+def draws(count):
     seed = batches.augmentation_seed(3, seed=7)
-    return batches.Draws(seed, tf.zeros([0], tf.bool), count, share or range(count))
+    return batches.Draws(seed, tf.zeros([0], tf.bool), count)
 
 
-def drawn(name, *arguments):
+def drawn(name, count):
     """Operations, values and rectangles."""
     chosen = augment.Augmentation(name, 0.5, SHAPE, (20, 30, 3))
-    parts = *chosen.operations(draws(*arguments)), chosen.rectangles(draws(*arguments))
+    parts = *chosen.operations(draws(count)), chosen.rectangles(draws(count))
     return [part.numpy() for part in parts]
 
 
 class TestDraws:
-    @pytest.mark.parametrize("name", augment.NAMES[1:])
-    def test_of_a_share_are_those_of_the_batch(self, name):
-        for whole, part in zip(drawn(name, 64), drawn(name, 64, range(5, 26)), strict=True):
-            np.testing.assert_array_equal(part, whole[5:26])
-
     def test_are_each_operation_and_level_about_as_often(self):
         operations, values, _ = drawn("trivial_augment", 20_000)
         assert operations.shape == (20_000, 1)

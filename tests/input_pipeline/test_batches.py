@@ -13,7 +13,7 @@ import pytest
 import scripts
 import tensorflow as tf
 
-from input_pipeline import arrays, batches, preprocess
+from input_pipeline import arrays, batches
 
 
 @pytest.mark.parametrize("seed", [(0, 0), (1, -1), (2**62, 3), (-(2**63), 2**63 - 1)])
@@ -63,9 +63,6 @@ class TestOrder:
         assert len({(*batches.augmentation_seed(step, seed=s).numpy(),) for s, step in cases}) == 15
 
     def test_impossible_ranges_are_refused(self):
-        for share in (range(0), range(4, 9), range(-1, 3), range(0, 8, 2), range(3, 0, -1)):
-            with pytest.raises(ValueError, match=r"^share=.*global_batch_size=8"):
-                batches.Order(12, 8, seed=0, share=share)
         with pytest.raises(ValueError, match="global_batch_size=0"):
             batches.Order(12, 0, seed=0)
         with pytest.raises(ValueError, match="batch_size=0"):
@@ -74,27 +71,6 @@ class TestOrder:
         for first, last in ((7, 6), (-1, 6)):
             with pytest.raises(ValueError, match=f"first_step={first}, last_step={last}"):
                 source.batches(first, last, global_batch_size=4)
-
-
-def cut(count: int, size: int) -> list[range]:
-    """A batch's places as so many shares, some larger than others."""
-    ends = [size * part * (part + 1) // (count * (count + 1)) for part in range(count + 1)]
-    return [range(first, end) for first, end in itertools.pairwise(ends)]
-
-
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [("crop_flip_colour", 3), ("pad_crop_flip", 4), ("shift_alternating_flip", 2)],
-)
-def test_shares_are_the_whole_batch_to_the_last_bit(name, count):
-    pixels = np.random.default_rng(0).integers(0, 256, (50, 32, 32, 3), np.uint8)
-    how = preprocess.for_images(name, (32, 32, 3))
-    source = arrays.batches(pixels, np.arange(50), augment=how.in_training)
-    whole = source.batches(0, 3, global_batch_size=16)
-    shares = [source.batches(0, 3, global_batch_size=16, share=part) for part in cut(count, 16)]
-    for batch, *parts in zip(whole, *shares, strict=True):
-        for expected, values in zip(batch, zip(*parts, strict=True), strict=True):
-            np.testing.assert_array_equal(np.concatenate(values), expected)
 
 
 def test_images_are_spread_out_over_all():

@@ -1,4 +1,4 @@
-"""Mixup and CutMix, beside NumPy, and drawn the same by whoever reads a part of a batch."""
+"""Mixup and CutMix, beside NumPy."""
 
 import numpy as np
 import pytest
@@ -17,19 +17,19 @@ EACH = {
 }
 
 
-def draws(share: range | None = None, step: int = 3, count: int = 16) -> batches.Draws:
-    seed = batches.augmentation_seed(step, seed=7)
-    return batches.Draws(seed, tf.zeros([0], tf.bool), count, share or range(count))
+def draws(count: int = 16) -> batches.Draws:
+    seed = batches.augmentation_seed(3, seed=7)
+    return batches.Draws(seed, tf.zeros([0], tf.bool), count)
 
 
 def plan(mix: mixing.Mixing, count: int) -> list[np.ndarray]:
     """The shares, rows, columns and weights of so many images."""
-    return [part.numpy() for part in mix.plan(draws(count=count), *SHAPE[:2])]
+    return [part.numpy() for part in mix.plan(draws(count), *SHAPE[:2])]
 
 
 @pytest.mark.parametrize("mix", EACH.values(), ids=EACH)
 def test_a_batch_by_hand(mix):
-    """Pixel by pixel, from the weights and rectangles that were drawn; the same in shares."""
+    """Pixel by pixel, from the weights and rectangles that were drawn."""
     pixels, labels = PIXELS[:16], LABELS[:16]
     found, shares = mix(pixels, labels[:, np.newaxis], draws())
     for place, (drawn_share, rows, columns, weight) in enumerate(zip(*plan(mix, 16), strict=True)):
@@ -46,11 +46,6 @@ def test_a_batch_by_hand(mix):
         np.testing.assert_allclose(shares[place], expected, atol=1e-6)
     assert found.dtype == shares.dtype == tf.float32
     assert np.abs(found - pixels).max() > 1
-    for share in (range(0, 4), range(4, 6), range(6, 16)):
-        places = slice(share.start, share.stop)
-        part = mix(pixels[places], labels[places], draws(share))
-        np.testing.assert_array_equal(part[0], found[places])
-        np.testing.assert_array_equal(part[1], shares[places])
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.4, 1.0, 8.0])
@@ -101,22 +96,20 @@ def test_what_makes_no_sense_is_refused(arguments, names):
 
 
 @pytest.mark.parametrize(
-    ("pixels", "labels", "share"),
+    ("pixels", "labels"),
     [
-        (PIXELS[:7], LABELS[:7], None),  # one has no neighbour
-        (PIXELS[:2], LABELS[:2], range(1, 3)),
-        (PIXELS[:3], LABELS[:3], range(2, 5)),
-        (PIXELS[:4], np.zeros(4, np.float32), None),
-        (PIXELS[:4], np.zeros((4, 5), np.int32), None),
-        (PIXELS[:4, 0], LABELS[:4], None),
-        (PIXELS[:4, 0, 0], LABELS[:4], None),
-        *((PIXELS[:4], np.array([0, 1, label, 0]), None) for label in (-1, CLASSES, 2**32)),
+        (PIXELS[:7], LABELS[:7]),  # one has no neighbour
+        (PIXELS[:4], np.zeros(4, np.float32)),
+        (PIXELS[:4], np.zeros((4, 5), np.int32)),
+        (PIXELS[:4, 0], LABELS[:4]),
+        (PIXELS[:4, 0, 0], LABELS[:4]),
+        *((PIXELS[:4], np.array([0, 1, label, 0])) for label in (-1, CLASSES, 2**32)),
     ],
 )
-def test_what_cannot_be_mixed_is_refused(pixels, labels, share):
+def test_what_cannot_be_mixed_is_refused(pixels, labels):
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="mixup and CutMix"):
-        EACH["mixup"](pixels, labels, draws(share, count=len(pixels)))
-    found = mixing.Mixing()(pixels, labels, draws(share))
+        EACH["mixup"](pixels, labels, draws(len(pixels)))
+    found = mixing.Mixing()(pixels, labels, draws())
     assert found[0] is pixels and found[1] is labels
 
 

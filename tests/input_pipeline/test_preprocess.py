@@ -12,7 +12,7 @@ IN_MEMORY = ["crop_flip_colour", "pad_crop_flip", "shift_alternating_flip"]
 def draws(count):
     """What the images of a batch are distorted by; the first half of them is mirrored."""
     seed = tf.constant([3, 4], tf.int64)
-    return batches.Draws(seed, tf.range(count) < count // 2, count, range(count))
+    return batches.Draws(seed, tf.range(count) < count // 2, count)
 
 
 def random_images(count, height=32, width=32):
@@ -89,7 +89,7 @@ def test_images_of_a_batch_are_distorted_each_in_its_own_way_at_once(name):
     for count in (2, 64):
 
         def train(images, seed, mirrored, count=count):
-            return chosen.train(images, batches.Draws(seed, mirrored, count, range(count)))
+            return chosen.train(images, batches.Draws(seed, mirrored, count))
 
         images = tf.TensorSpec([count, 32, 32, 3], tf.uint8)
         drawn = tf.TensorSpec([2], tf.int64), tf.TensorSpec([count], tf.bool)

@@ -239,9 +239,7 @@ class TestState:
         run_in(tmp_path / "run", new, 1, init_from=saved(source))
         first, *_ = run_folder.read_lines(tmp_path / "run" / "metrics.jsonl")
         source.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        [(inputs, labels)] = arrays.batches(X, Y).batches(
-            0, 1, global_batch_size=16, share=range(16)
-        )
+        [(inputs, labels)] = arrays.batches(X, Y).batches(0, 1, global_batch_size=16)
         assert first["loss"] == pytest.approx(source.evaluate(inputs, labels, verbose=0), rel=1e-5)
         run_in(tmp_path / "run", again)  # goes on
         taken(tmp_path / "run" / "checkpoints" / "step-6", other)

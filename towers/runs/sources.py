@@ -50,7 +50,7 @@ class FromSource:
     """
 
     def __init__(self, source: Any, batch_size: int | None, epochs: int, max_steps: int | None):
-        """Reads `source.batches(first_step, last_step, global_batch_size=, share=)` to the end.
+        """Reads `source.batches(first_step, last_step, global_batch_size=)` to the end.
 
         Raises:
           ValueError: `batch_size` is None, or more than an epoch has.
@@ -95,9 +95,7 @@ class FromSource:
         return itertools.islice(self._reader, end - begin)
 
     def _read(self, begin: int, end: int) -> Iterator:
-        read = self._source.batches(
-            begin, end, global_batch_size=self._batch, share=range(self._batch)
-        )
+        read = self._source.batches(begin, end, global_batch_size=self._batch)
         return (cutting.dense(tuple(batch)) for batch in read)
 
 
