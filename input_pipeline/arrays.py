@@ -10,6 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from towers import hashes
+
 from . import batches as by_step
 from . import decoded
 
@@ -57,11 +59,12 @@ def batches(
             raise ValueError("labels and sample_weight: must be in the data set's own elements")
         shuffle = False
         examples = _ByPosition(_Unbatched(inputs) if is_pydataset else inputs)
-        content = _sha256(examples.some, f"{examples.num_examples}")
+        rows = tf.nest.flatten(examples.some)
+        content = f"{examples.num_examples} {hashes.sha256(rows)}"
     else:
         parts = (inputs, labels) if sample_weight is None else (inputs, labels, sample_weight)
         examples = InMemory(*parts)
-        content = _sha256(examples.parts)
+        content = hashes.sha256(tf.nest.flatten(examples.parts))
     if sample_weight is not None:
         weight = examples.parts[2]
         if np.ndim(weight) != 1 or not np.all((weight >= 0) & np.isfinite(weight)):
@@ -74,17 +77,6 @@ def batches(
     how = f"{seed} {shuffle} {augment is None} {mix is None}"
     fingerprint = hashlib.sha256(f"{how} {content}".encode()).hexdigest()
     return by_step.Source(examples, fingerprint, augment, mix, seed, shuffle)
-
-
-def _sha256(arrays: Any, head: str = "") -> str:
-    """Of types, shapes and values, after a text."""
-    digest = hashlib.sha256(head.encode())
-    for array in map(np.asarray, tf.nest.flatten(arrays)):
-        digest.update(f"{array.dtype} {array.shape}".encode())
-        rows = np.atleast_1d(array)
-        for first in range(0, len(rows), 4096):  # one that is memory-mapped is not read whole
-            digest.update(rows[first : first + 4096].tobytes())
-    return digest.hexdigest()
 
 
 class Examples:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import psutil
 
-from towers import errors, machine
+from towers import errors, hashes, machine
 
 # What a run needs when it trains, beyond what it has when it reads its images: 0.25 GB with the
 # recipe `tutorial`, 0.7 GB with 16 images of 128 x 128 at a time (docs/speed.md).
@@ -66,15 +66,6 @@ def check_memory(what: str, needed_bytes: int, otherwise: str = "") -> None:
         )
 
 
-def fingerprint(arrays: Arrays) -> str:
-    """SHA-256 in hex over shape and bytes of the images, then of the labels."""
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(repr(array.shape).encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
-
-
 def load_or_make(
     name: str, identity: Mapping, make: Callable[[], Arrays], read_only: bool = False
 ) -> tuple[Arrays, str]:
@@ -87,7 +78,7 @@ def load_or_make(
       read_only: keep nothing.
 
     Returns:
-      The arrays, memory-mapped where there is an entry, and their `fingerprint`.
+      The arrays, memory-mapped where there is an entry, and their `hashes.sha256`.
     """
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     entry = f"{re.sub(r'[^A-Za-z0-9._-]', '-', name).lstrip('.')}-{digest}"
@@ -99,7 +90,7 @@ def load_or_make(
     except Exception as error:  # whatever a damaged file makes NumPy raise; no home
         _log.warning("Cached images %s are not used: %s", entry, error)
     arrays = make()
-    sha256 = fingerprint(arrays)
+    sha256 = hashes.sha256(arrays)
     if read_only:
         return arrays, sha256
     try:
@@ -118,7 +109,7 @@ def _load(path: pathlib.Path) -> tuple[Arrays, str]:
         for name in ("images.npy", "labels.npy")
     )
     sha256 = (path / "sha256").read_text().strip()
-    if fingerprint((images, labels)) != sha256:
+    if hashes.sha256((images, labels)) != sha256:
         raise ValueError("their bytes are not those that were written")
     return (images, labels), sha256
 

@@ -5,14 +5,17 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+_ROWS = 4096
+
 
 def sha256(values: Iterable) -> str:
     """Hash over the dtype, shape and bytes of arrays, in order; 64 hexadecimal digits."""
     digest = hashlib.sha256()
-    for value in values:
-        array = np.ascontiguousarray(value)
+    for array in map(np.asarray, values):
         digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(array.reshape(-1).view(np.uint8).data)  # in place
+        rows = np.atleast_1d(array)
+        for first in range(0, len(rows), _ROWS):  # one that is memory-mapped is not copied whole
+            digest.update(rows[first : first + _ROWS].tobytes())
     return digest.hexdigest()
 
 
