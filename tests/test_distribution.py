@@ -11,12 +11,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import toys
 from keras import layers, ops
 
 import towers
 from towers import distribution, machine, separable
-
-from tensorflow.python.eager import context  # isort: skip
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(54, 8)).astype("float32")
@@ -199,19 +198,8 @@ def test_says_once_how_a_batch_is_computed(capfd):
 
 def nodes(model):
     """(name, device, op) of all that ran in a step."""
-    context.context().enable_run_metadata()
-    context.context().export_run_metadata()  # Keras's TensorBoard may have had graphs kept before
-    try:
-        model.train_on_batch(X, Y)
-        graphs = context.context().export_run_metadata().function_graphs
-    finally:
-        context.context().disable_run_metadata()
-    return {
-        (node.name, node.device.rsplit("device:")[-1], node.op)
-        for graph in graphs
-        for partition in graph.partition_graphs
-        for node in partition.node
-    }
+    ran = toys.nodes_run(lambda: model.train_on_batch(X, Y))
+    return {(node.name, node.device.rsplit("device:")[-1], node.op) for node in ran}
 
 
 @pytest.mark.parametrize("joined", [False, True])

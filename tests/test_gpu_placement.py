@@ -20,7 +20,7 @@ import toys
 from tensorflow.python.framework import kernels
 
 import towers
-from towers import devices, machine, networks, step, weight_decay
+from towers import devices, hashes, machine, networks, step, weight_decay
 from towers.networks import optimizers
 from towers.runs import callbacks, fit_state
 
@@ -32,7 +32,9 @@ NETWORKS = {
 }
 
 
-def program(network, dtype, optimizer, towers_of_it, parameter_device=None, **options):
+def program(
+    network, dtype, optimizer, towers_of_it, parameter_device=None, joined_loss=None, **options
+):
     """The step of a network whose averages are kept, and a batch for it."""
     parameter_device = parameter_device or devices.HOST
     with mock.patch.object(devices, "HOST", parameter_device):  # where toys are made
@@ -49,7 +51,7 @@ def program(network, dtype, optimizer, towers_of_it, parameter_device=None, **op
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         accuracy = keras.metrics.SparseCategoricalAccuracy()
         model.compile(made, loss, metrics=[accuracy], **options)
-    towers.distribute(model, towers_of_it, microbatch_size=4)
+    towers.distribute(model, towers_of_it, microbatch_size=4, joined_loss=joined_loss)
     images, labels = toys.batch(8)
     with tf.device(devices.HOST):
         averages = callbacks.MovingAverages(model, 0.9)
@@ -146,6 +148,32 @@ def test_the_average_and_the_update_are_where_the_weights_are(num_towers=2):
         assert places[part] == {ANOTHER_CPU}
     for tower in range(num_towers):
         assert places[f"tower_{tower}"] == {TOWERS[tower]}
+
+
+def copies(model, batch) -> collections.Counter:
+    """How many tensors a step's graph sends from each device to each other one."""
+    nodes = toys.nodes_run(lambda: model._towers.program(batch, 4))
+    ends = "send_device", "recv_device"
+    return collections.Counter(
+        tuple(f"/{node.attr[end].s.decode()[-5:]}" for end in ends)
+        for node in nodes
+        if node.op == "_Send"
+    )
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_further_gpu_costs_one_copy_each_way(network, joined, monkeypatch):
+    """With a joined loss two: outputs and their gradients travel too. The bits are the same."""
+    towers_of_it, found = (ANOTHER_CPU, TOWERS[1]), []
+    for are_cpus in (True, False):
+        with monkeypatch.context() as patch:
+            patch.setattr(machine, "are_cpus", lambda places, are_cpus=are_cpus: are_cpus)
+            model, batch = program(network, "float32", "sgd", towers_of_it, ANOTHER_CPU, joined)
+            count = copies(model, batch)
+            found.append(hashes.sha256(variable.numpy() for variable in model.variables))
+    assert count[towers_of_it] == count[towers_of_it[::-1]] == 1 + joined
+    assert found[0] == found[1]
 
 
 def test_moving_averages_are_where_their_weights_are():

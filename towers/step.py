@@ -19,9 +19,11 @@ from towers import (
     devices,
     exchange,
     gradients,
+    machine,
     microbatch,
     model_state,
     operation_gradients,
+    packing,
     refusals,
     shares,
     updating,
@@ -161,9 +163,10 @@ class Program:
 
         parts, results = self._on_towers(batch, size, among, compute)
         weights = _weights(parts, size)
+        leaves = {m: one.gradients for m, one in results.items()}
+        passes = {m: one.forward for m, one in results.items()}
         with tf.name_scope("average_gradients") as in_average:
-            sums = self._sums({m: one.gradients for m, one in results.items()}, weights, among)
-            total, forwards = among(sums, [one.forward for one in results.values()], parts)
+            total, forwards = among(*self._collect(leaves, passes, weights, among), parts)
             total = [_merge_equal_rows(value, parts) for value in total]
 
         def average() -> updating.Averages:
@@ -192,8 +195,8 @@ class Program:
 
         parts, results = self._on_towers(batch, size, among, compute)
         weights = _weights(parts, size)
-        nothing = self._sums({m: [] for m in results}, weights, among)
-        _, forwards = among(nothing, list(results.values()), parts)
+        nothing: dict[int, list] = {m: [] for m in results}
+        _, forwards = among(*self._collect(nothing, results, weights, among), parts)
         sources = [_floating(forward) for forward in forwards]
         values = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
         changes = self._changes(forwards, weights)
@@ -209,7 +212,7 @@ class Program:
                 with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}/backward"):
                     leaves |= {m: _back(*tapes[m], upstream[m]) for m in own}
             with tf.name_scope("average_gradients"):
-                total, _ = among(self._sums(leaves, [1] * len(parts), among), [], parts)
+                total, _ = among(*self._collect(leaves, {}, [1] * len(parts), among), parts)
                 total = [_merge_equal_rows(value, parts) for value in total]
                 mean = gradients.add_weight_by_weight(total, direct)
         averages = updating.Averages(loss, [loss], mean, changes)
@@ -250,11 +253,14 @@ class Program:
         with tf.name_scope("weights"):
             weights = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
             states = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
+            values = weights, states
+            if any(self._is_packed(tower) for tower, _ in among.runs):
+                packed = packing.Packed(values)
         results: dict[int, Any] = {}  # of this worker's microbatches, in order
         for tower, own in among.runs:
             with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}"):
-                copies = [tf.identity(weight) for weight in weights]  # the tower's own
-                state = [tf.identity(value) for value in states]
+                of_tower = packed.unpacked() if self._is_packed(tower) else values
+                copies, state = tf.nest.map_structure(tf.identity, of_tower)  # the tower's own
                 for m in own:
                     part = parts[m]
                     if self._at_once and m - own.start >= self._at_once:
@@ -263,20 +269,34 @@ class Program:
                         results[m] = compute(copies, state, m, part)
         return parts, results
 
-    def _sums(self, leaves: dict, weights: Sequence[float], among) -> gradients.Sums:
-        """The sums of `leaves[microbatch][weight]` along the fixed tree; each tower adds its own.
+    def _is_packed(self, tower: int) -> bool:
+        """Whether what a tower gets and gives is copied, to or from a GPU; else it is shared."""
+        places = [self.tower_devices[tower], parameter_device(self.model)]
+        return len(set(places)) == 2 and not machine.are_cpus(places)
 
-        Each microbatch counts as `weights` says.
+    def _collect(
+        self, leaves: dict, passes: dict, weights: Sequence[float], among
+    ) -> tuple[gradients.Sums, list[microbatch.Forward]]:
+        """What the towers have computed, where it is averaged: sums of gradients, and the passes.
+
+        Each tower adds up `leaves[microbatch][weight]` of its own microbatches along the fixed
+        tree. Each of them counts as `weights` says.
         """
         sums: dict[gradients.Subtree, Sequence[gradients.Gradient]] = {}
+        forwards: list[microbatch.Forward] = []
         for tower, own in among.runs:
             with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}/sum"):
                 weighted = [
                     [g if weights[m] == 1 else gradients.times(g, weights[m]) for g in leaves[m]]
                     for m in own
                 ]
-                sums |= gradients.sum_over_share(weighted, own, len(weights))
-        return sums
+                of_tower = gradients.sum_over_share(weighted, own, len(weights))
+                values = [of_tower[key] for key in of_tower], [passes[m] for m in own if passes]
+                packed = packing.Packed(values) if self._is_packed(tower) else None
+            summed, of_passes = packed.unpacked() if packed else values
+            sums |= dict(zip(of_tower, summed, strict=True))
+            forwards += of_passes
+        return sums, forwards
 
     def _changes(
         self, forwards: Sequence[microbatch.Forward], weights: list[float]

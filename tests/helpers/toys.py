@@ -1,11 +1,15 @@
 """Small models, batches and towers that several tests share."""
 
+from collections.abc import Callable
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 import towers
 from towers.networks import cifarnet, fastnet, resnet
+
+from tensorflow.python.eager import context  # isort: skip
 
 CLASSES = 4
 
@@ -140,3 +144,16 @@ class Step:
 def column(*values: float) -> np.ndarray:
     """Examples of one feature, float32 [n, 1]."""
     return np.array(values, np.float32)[:, None]
+
+
+def nodes_run(call: Callable) -> list[tf.compat.v1.NodeDef]:
+    """The nodes of all graphs that TensorFlow makes, one for each device, as it first runs them."""
+    running = context.context()
+    running.enable_run_metadata()
+    running.export_run_metadata()  # Keras's TensorBoard may have had graphs kept before
+    try:
+        call()
+        graphs = running.export_run_metadata().function_graphs
+    finally:
+        running.disable_run_metadata()
+    return [node for graph in graphs for part in graph.partition_graphs for node in part.node]
