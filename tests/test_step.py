@@ -10,7 +10,7 @@ import toys
 from keras import layers
 
 import towers
-from towers import hashes
+from towers import hashes, machine
 
 from tensorflow.python.framework import op_callbacks  # isort: skip
 
@@ -70,6 +70,36 @@ class TestWhatXlaCompiles:
         assert self.assigns(self.graph(model, toys.batch(4, [3])))
 
 
+class Calls(list):
+    """The functions that are called while it is entered, in their order."""
+
+    def _note(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        if graph is None and op_type.startswith("__inference"):
+            self.append((op_type, outputs[0].device[-5:]))
+
+    def __enter__(self):
+        op_callbacks.add_op_callback(self._note)
+        return self
+
+    def __exit__(self, *_):
+        op_callbacks.remove_op_callback(self._note)
+
+
+def test_with_xla_one_gpu_compiles_before_the_others(monkeypatch):
+    """XLA chooses kernels by their time: one GPU's choices are for all."""
+    monkeypatch.setattr(machine, "are_cpus", lambda places: False)
+    places, (images, labels) = toys.cpus(3)[1:], toys.batch(7, [3])
+    with tf.device(places[0]):
+        model = toys.classifier()
+        model.compile("sgd", CROSSENTROPY, jit_compile=True)
+    towers.distribute(model, places, microbatch_size=4)
+    with Calls() as calls:
+        model.train_on_batch(images, labels)
+    passes = [(op, device) for op, device in calls if "_backward_" in op]
+    assert [device for _, device in passes] == [places[0][1:]] * 2 and len(set(passes)) == 2
+    assert calls[: len(passes)] == passes
+
+
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_steps_per_execution_is_one_call_with_xla_and_no_bit(jit_compile):
     """Without XLA a graph of several steps would be larger, and no faster."""
@@ -82,15 +112,8 @@ def test_steps_per_execution_is_one_call_with_xla_and_no_bit(jit_compile):
         towers.distribute(model, 2, microbatch_size=2)
         fit = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
         history = model.fit(images, labels, **fit).history
-        calls = []
-
-        def count(op, *_, calls=calls, **__):
-            if op.startswith("__inference"):
-                calls.append(op)
-
-        op_callbacks.add_op_callback(count)
-        model.fit(images[:48], labels[:48], **(fit | {"epochs": 1}))
-        op_callbacks.remove_op_callback(count)
+        with Calls() as calls:
+            model.fit(images[:48], labels[:48], **(fit | {"epochs": 1}))
         assert len(calls) == (6 / steps if jit_compile else 6)
         found[steps] = sha256(model), history
     assert found[1] == found[3]

@@ -86,7 +86,24 @@ class Program:
         exact = f"{size} {cutting.signature(batch)}"
         if exact not in self._graphs:
             self._graphs[exact] = self._trace(batch, size)
+            self._compile_on_first_gpu(batch, size)
         return self._graphs[exact]
+
+    def _compile_on_first_gpu(self, batch: cutting.Structure, size: int) -> None:
+        """Makes a pass on one GPU before several do, without effect but for XLA's choices.
+
+        XLA chooses kernels by their time, and would choose for each GPU by itself.
+        """
+        gpus = {device for device in self.tower_devices if not machine.are_cpus([device])}
+        if len(gpus) < 2 or self.joined or not self.pass_.jit_compile:
+            return
+        model, parts = self.model, cutting.cut(batch, size)
+        with tf.device(self.tower_devices[0]):
+            weights = [tf.identity(variable.value) for variable in model.trainable_variables]
+            state = [tf.identity(variable.value) for variable in model.non_trainable_variables]
+            scale = updating.loss_scale(model.optimizer) if self.training else None
+            for part in (parts[0], parts[-1]):  # which may be shorter
+                self.pass_.backward(weights, state, _number(0), part, scale)
 
     def _trace(self, batch: cutting.Structure, size: int) -> ConcreteFunction:
         # TensorFlow finds graphs as well, but takes a tenth of a millisecond for it.
