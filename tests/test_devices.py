@@ -1,6 +1,9 @@
 """Where towers run, and the errors of asking for too many."""
 
+import ast
 import functools
+import os
+import pathlib
 import sys
 
 import forked
@@ -44,6 +47,32 @@ def test_more_towers_than_gpus_are_refused(with_gpus):
     for number in (3, 0, -1):
         with pytest.raises(ValueError, match=f"num_towers={number}: "):
             devices.choose(number)
+
+
+def test_kernel_choices_are_kept_in_a_folder_for_each_kind_of_gpu(tmp_path):
+    """By flags that XLA knows: it ends a process for others."""
+    program = """
+import pretend_gpu, tensorflow as tf, towers
+from towers import conditions
+pretend_gpu.pretend(device_name="H100 (80 GB)")
+print(towers.devices.keep_kernel_choices())
+print({name: conditions.environment()[name] for name in ("XLA_FLAGS", "TF_CUDNN_DETERMINISTIC")})
+with tf.device("/CPU:0"):
+    print(float(tf.function(lambda x: 2 * x, jit_compile=True)(tf.constant(1.5))))
+"""
+    cache, fast = tmp_path / "of a user", "--xla_cpu_enable_fast_math=false"
+    done = forked.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{program}"],
+        timeout=60, env=os.environ | {"XDG_CACHE_HOME": str(cache), "XLA_FLAGS": fast},
+    )  # fmt: skip
+    folder, recorded, product = done.stdout.splitlines()
+    assert pathlib.Path(folder).parent == cache / "towers" / "kernels" and product == "3.0"
+    assert pathlib.Path(folder).name.startswith(f"H100-80-GB-{tf.__version__}-")
+    flags = ast.literal_eval(recorded)
+    assert flags["TF_CUDNN_DETERMINISTIC"] == "1" and flags["XLA_FLAGS"].startswith(f"{fast} --xla")
+    for part in ("autotuner", "fusions"):
+        assert (pathlib.Path(folder) / part).is_dir()
+        assert f"_cache_dir='{folder}/{part}'" in flags["XLA_FLAGS"]
 
 
 def test_graphs_run_as_they_are_written():

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import pathlib
+import re
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -9,6 +11,10 @@ import tensorflow as tf
 from towers import machine
 
 HOST = "/CPU:0"
+_FLAGS_OF_CHOICES = {  # name of a folder to XLA's flag for it
+    "autotuner": "xla_gpu_experimental_autotuner_cache_dir",
+    "fusions": "xla_gpu_per_fusion_autotune_cache_dir",
+}
 
 
 def choose(num_towers: int | None = None) -> tuple[str, ...]:
@@ -101,6 +107,33 @@ def run_deterministically() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     tf.config.experimental.enable_tensor_float_32_execution(False)
     tf.config.experimental.enable_op_determinism()
+
+
+def keep_kernel_choices() -> pathlib.Path:
+    """Keeps the kernels that XLA chooses by their time, so that later processes choose the same.
+
+    Processes that read the same choices have the same bits (docs/gpus.md), without the cost of
+    `run_deterministically`. Call it before XLA compiles anything.
+
+    Returns:
+      The folder of the choices, in the user's cache: one for the GPUs and the libraries there are.
+
+    Raises:
+      RuntimeError: TensorFlow is not 2.21, whose flags these are: others would end the process.
+    """
+    if not tf.__version__.startswith("2.21."):
+        raise RuntimeError(f"TensorFlow {tf.__version__}: its flags for XLA are not known")
+    for_what = [*machine.gpu_names(), tf.__version__, *machine.gpu_software().values()]
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", " ".join(for_what))
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    folder = cache / "towers" / "kernels" / name
+    flags = [os.environ.get("XLA_FLAGS", "")]
+    for part, flag in _FLAGS_OF_CHOICES.items():
+        (folder / part).mkdir(parents=True, exist_ok=True)
+        flags.append(f"--{flag}='{folder / part}'")
+    os.environ["XLA_FLAGS"] = " ".join(filter(None, flags))
+    os.environ.setdefault("TF_CUDNN_DETERMINISTIC", "1")
+    return folder
 
 
 def run_graphs_as_written() -> None:
