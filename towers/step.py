@@ -98,7 +98,7 @@ class Program:
         if len(gpus) < 2 or self.joined or not self.pass_.jit_compile:
             return
         model, parts = self.model, cutting.cut(batch, size)
-        with tf.device(self.tower_devices[0]):
+        with operation_gradients.corrected(True), tf.device(self.tower_devices[0]):
             weights = [tf.identity(variable.value) for variable in model.trainable_variables]
             state = [tf.identity(variable.value) for variable in model.non_trainable_variables]
             scale = updating.loss_scale(model.optimizer) if self.training else None
