@@ -67,7 +67,9 @@ def submitted(tmp_path):
 
 
 class TestSlurm:
-    def test_every_task_is_told_who_all_are_and_keeps_its_arguments(self, submitted, tmp_path):
+    def test_every_task_is_told_who_all_are_and_keeps_its_arguments(
+        self, submitted, tmp_path, monkeypatch
+    ):
         program = f"""
 import json, os, sys
 said = json.dumps([os.environ["TF_CONFIG"], *sys.argv[1:]])
@@ -79,7 +81,8 @@ open({str(tmp_path)!r} + "/said-" + os.environ["SLURM_PROCID"], "w").write(said)
         workers = [f"{host}:{port + i}" for i, host in enumerate(hosts)]
         for index in range(4):
             text, *arguments = yaml.safe_load((tmp_path / f"said-{index}").read_text())
-            members = cluster.from_tf_config(text)
+            monkeypatch.setenv("TF_CONFIG", text)
+            members = cluster.from_tf_config()
             assert (list(members.addresses), members.index) == (workers, index)
             assert arguments == ["--a=b c", "*"]
 
@@ -135,7 +138,7 @@ def test_a_manifest_has_the_form_of_its_types(name):
     assert found == document
 
 
-def test_every_pod_of_a_jobset_is_a_worker_that_the_others_know():
+def test_every_pod_of_a_jobset_is_a_worker_that_the_others_know(monkeypatch):
     """Names are `JOBSET-JOB-REPLICA-INDEX.SUBDOMAIN`, the subdomain is the JobSet's name."""
     document = manifest("jobset")
     (job,) = document["spec"]["replicatedJobs"]
@@ -148,7 +151,8 @@ def test_every_pod_of_a_jobset_is_a_worker_that_the_others_know():
         ["sh", "-c", script], env=os.environ | {"JOB_COMPLETION_INDEX": "2"},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    members = cluster.from_tf_config(done.stdout)
+    monkeypatch.setenv("TF_CONFIG", done.stdout)
+    members = cluster.from_tf_config()
     assert (list(members.addresses), members.index) == (workers, 2)
     (rule,) = spec["podFailurePolicy"]["rules"]
     assert rule["onExitCodes"]["values"] == [1, 2]  # what docs/workers.md says not to try again

@@ -27,20 +27,31 @@ def test_an_index_of_no_worker_is_refused(index):
         cluster.Cluster(("a:1", "b:1"), index)
 
 
-def test_tf_config_of_workers():
+@pytest.fixture
+def found(monkeypatch):
+    """What a TF_CONFIG describes."""
+
+    def read(text):
+        monkeypatch.setenv("TF_CONFIG", text)
+        return cluster.from_tf_config()
+
+    return read
+
+
+def test_tf_config_of_workers(found):
     text = tf_config({"worker": ["a:1", "b:1", "c:1"]}, index=2)
-    assert cluster.from_tf_config(text) == cluster.Cluster(("a:1", "b:1", "c:1"), 2)
+    assert found(text) == cluster.Cluster(("a:1", "b:1", "c:1"), 2)
 
 
 @pytest.mark.parametrize(("kind", "index", "expected"), [("chief", 0, 0), ("worker", 1, 2)])
-def test_a_chief_comes_before_the_workers(kind, index, expected):
+def test_a_chief_comes_before_the_workers(kind, index, expected, found):
     text = tf_config({"worker": ["b:1", "c:1"], "chief": ["a:1"]}, kind, index)
-    assert cluster.from_tf_config(text) == cluster.Cluster(("a:1", "b:1", "c:1"), expected)
+    assert found(text) == cluster.Cluster(("a:1", "b:1", "c:1"), expected)
 
 
 @pytest.mark.parametrize("text", ["{}", tf_config({"worker": ["a:1"]}), tf_config({"ps": ["a:1"]})])
-def test_one_process_or_none_is_no_cluster(text):
-    assert cluster.from_tf_config(text) is None
+def test_one_process_or_none_is_no_cluster(text, found):
+    assert found(text) is None
 
 
 @pytest.mark.parametrize(
@@ -49,13 +60,16 @@ def test_one_process_or_none_is_no_cluster(text):
         *("{", "NaN", "null", '{"cluster": []}'),
         '{"cluster": {"worker": null}}',
         tf_config({"worker": ["a:1", "b:1"]}, index=2),
-        tf_config({"worker": ["a:1", "b:1"]}, index=True),
+        tf_config({"worker": ["a:1", "b:1"]}, index=-1),
         tf_config({"worker": ["a:1", "b:1"]}, "evaluator"),
         tf_config({"worker": ["a:1", "b"]}),
+        tf_config({"worker": ["a:1", 2]}),
+        tf_config({"worker": {"1": "a:1", "3": "b:1"}}),
         '{"cluster": {"worker": ["a:1", "b:1"]}, "task": 3}',
+        '{"cluster": {"worker": ["a:1", "b:1"]}}',
     ],
 )
-def test_a_tf_config_that_is_none_is_refused(text):
-    with pytest.raises(ValueError) as error:
-        cluster.from_tf_config(text)
-    assert len(str(error.value)) < 300 and str(error.value).isprintable()
+def test_a_tf_config_that_is_none_is_refused(text, found):
+    with pytest.raises(ValueError, match="^TF_CONFIG: ") as error:
+        found(text)
+    assert len(str(error.value)) < 300

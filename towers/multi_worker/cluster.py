@@ -4,10 +4,9 @@ A worker is one process with its own towers. Worker 0 is the chief: it has the r
 """
 
 import dataclasses
-import json
-import os
 import re
-from collections.abc import Mapping
+
+import tensorflow as tf
 
 _ADDRESS = re.compile("([A-Za-z0-9._-]+):([0-9]{1,5})")
 
@@ -49,49 +48,26 @@ class Cluster:
         return f"worker {index} ({self.addresses[index]})"
 
 
-def from_tf_config(text: str | None = None) -> Cluster | None:
+def from_tf_config() -> Cluster | None:
     """The cluster that the environment variable TF_CONFIG describes; None for only one process.
 
-    A `chief`, where there is one, is worker 0, and those of type `worker` come after it.
-
-    Args:
-      text: such as `{"cluster": {"worker": ["a:1234", "b:1234"]}, "task": {"type": "worker",
-        "index": 1}}`; None for what the environment has.
+    Its form is that of TensorFlow's `TFConfigClusterResolver`, such as `{"cluster": {"worker":
+    ["a:1234", "b:1234"]}, "task": {"type": "worker", "index": 1}}`. A `chief`, where there is one,
+    is worker 0, and those of type `worker` come after it.
 
     Raises:
       ValueError: it is not of that form, or this process is neither chief nor worker.
     """
-    if text is None:
-        text = os.environ.get("TF_CONFIG", "")
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     try:
-        return _cluster(json.loads(text or "{}"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"TF_CONFIG: is not JSON: {error}") from error
-    except ValueError as error:
+        jobs = resolver.cluster_spec().as_dict()
+        kind, index = resolver.task_type, resolver.task_id
+        chief, others = jobs.get("chief", []), jobs.get("worker", [])
+        if len(chief) + len(others) < 2:
+            return None
+        own = {"chief": chief, "worker": others}.get(kind, [])
+        if index not in range(len(own)):
+            raise ValueError(f"task {kind} {index}: must be one of {len(own)} of its type")
+        return Cluster((*chief, *others), index + (len(chief) if kind == "worker" else 0))
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"TF_CONFIG: {error}") from error
-
-
-def _cluster(config: object) -> Cluster | None:
-    if not (isinstance(config, dict) and isinstance(config.get("cluster", {}), dict)):
-        raise ValueError('must have the form {"cluster": {...}, "task": {...}}')
-    jobs, task = config.get("cluster", {}), config.get("task", {})
-    chief, others = (_addresses(jobs, job) for job in ("chief", "worker"))
-    if len(chief) + len(others) < 2:
-        return None
-    if not isinstance(task, dict) or task.get("type") not in ("chief", "worker"):
-        raise ValueError(f'task {task!r}: its type must be "chief" or "worker"')
-    index = task.get("index")
-    own = chief if task["type"] == "chief" else others
-    if type(index) is not int or not 0 <= index < len(own):
-        raise ValueError(
-            f"task {task!r}: its index must be below {len(own)}, the number of its type"
-        )
-    index += len(chief) if task["type"] == "worker" else 0
-    return Cluster((*chief, *others), index)
-
-
-def _addresses(jobs: Mapping, job: str) -> list[str]:
-    addresses = jobs.get(job, [])
-    if not (isinstance(addresses, list) and all(isinstance(one, str) for one in addresses)):
-        raise ValueError(f'cluster {job!r}: must be a list of "host:port"')
-    return addresses
