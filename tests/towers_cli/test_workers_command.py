@@ -146,7 +146,7 @@ def test_a_worker_with_other_images_is_refused_by_name(tmp_path, several, split)
 
 
 @pytest.mark.parametrize(
-    "config", ["[1]", launch.tf_config(["a:1", "b"], 0), launch.tf_config(["a:1", "a:1"], 0)]
+    "config", ["{", launch.tf_config(["a:1", "b"], 0), launch.tf_config(["a:1", "a:1"], 0)]
 )
 def test_a_wrong_tf_config(tmp_path, monkeypatch, config):
     monkeypatch.setenv("TF_CONFIG", config)
