@@ -12,4 +12,4 @@ if sys.flags.safe_path:  # else Python has added this folder itself
 from towers_cli import evaluate
 
 if __name__ == "__main__":
-    evaluate.command()
+    sys.exit(evaluate.command())

@@ -12,4 +12,4 @@ if sys.flags.safe_path:  # else Python has added this folder itself
 from towers_cli import train
 
 if __name__ == "__main__":
-    train.command()
+    sys.exit(train.command())

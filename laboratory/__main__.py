@@ -13,7 +13,7 @@ from pathlib import Path
 
 import laboratory
 from laboratory import flags, report, rules, simulation, speeds, timeline
-from towers_cli import system
+from towers_cli import command_line
 
 MODELS = ("two_convolutions", "cifarnet")  # of network.MODELS, which imports TensorFlow
 COMPARED_RATES = [0.03, 0.1, 0.3]
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         problem, data_name = make_problem(options)
     except datasets.DataError as error:
-        parser.error(system.printable(error))
+        parser.error(command_line.printable(error))
     try:
         show(options, problem, data_name, folder)
     except BrokenPipeError:
@@ -59,11 +59,9 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _make_parser() -> flags.Parser:
-    parser = flags.Parser(
-        prog="python -m laboratory",
-        description=laboratory.__doc__ and laboratory.__doc__.splitlines()[0],
-    )
+def _make_parser() -> command_line.Parser:
+    about = laboratory.__doc__ and laboratory.__doc__.splitlines()[0]
+    parser = command_line.Parser("python -m laboratory", about)
     add, number = parser.add_argument, flags.number
     known = ", ".join(rules.RULES)
     add("compare", nargs="?", type=flags.one_of(["compare"]), help="run several rules side by side")
@@ -123,7 +121,7 @@ def show_list() -> None:
         print(f"--speeds={name:<12}{text}")
 
 
-def check(parser: flags.Parser, options: argparse.Namespace) -> None:
+def check(parser: command_line.Parser, options: argparse.Namespace) -> None:
     """Ends the command and says what is allowed, or adds `rules` and `rates` to the options."""
     if options.compare:
         if options.rate is not None:

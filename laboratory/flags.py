@@ -5,21 +5,9 @@ import math
 import sys
 from collections.abc import Callable, Collection, Sequence
 
-from towers_cli import system
+from towers_cli import command_line
 
 DATA_DIR = "folder of CIFAR-10, as train.py takes it; default: TFDS's; without it, shapes are drawn"
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse, with errors of one line, and no abbreviations."""
-
-    def __init__(self, **options):
-        super().__init__(allow_abbrev=False, **options)
-
-    def error(self, message: str):
-        """Says what is wrong, and ends the process with 2."""
-        print(f"{self.prog}: error: {' '.join(message.split())}", file=sys.stderr)
-        sys.exit(2)
 
 
 def number(of_type: type, least: float, most: float) -> Callable[[str], int | float]:
@@ -67,4 +55,4 @@ def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> in
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        return system.output_is_gone()
+        return command_line.output_is_gone()

@@ -41,7 +41,7 @@ def main() -> int:
     from input_pipeline import datasets
     from laboratory import findings
     from lessons import every
-    from towers_cli import system
+    from towers_cli import command_line
 
     if options.name is None:
         for one in every.LESSONS:
@@ -56,7 +56,7 @@ def main() -> int:
     try:
         show(chosen, findings.Setup(data_dir=options.data_dir), options.write)
     except datasets.DataError as error:
-        parser.error(system.printable(error))
+        parser.error(command_line.printable(error))
     return 0
 
 

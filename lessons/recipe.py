@@ -304,7 +304,7 @@ def parse(arguments: Sequence[str]) -> tuple[Recipe, int, str, int, str | None]:
         text = f"{field.metadata['help']} (default: {default})"
         parser.add_argument(f"--{field.name}", help=text)
     scalings = f"of the rate: {', '.join(schedules.SCALINGS)} (default: linear for sgd, else sqrt)"
-    parser.add_argument("--scaling", help=scalings)
+    parser.add_argument("--scaling", choices=schedules.SCALINGS, help=scalings)
     text = f"how the towers updated the weights: {' or '.join(WAS)} (default: both are answered)"
     parser.add_argument("--was", choices=WAS, help=text)
     parser.add_argument("--examples", default=50_000, help="of the training set (default: 50000)")
@@ -329,8 +329,7 @@ def parse(arguments: Sequence[str]) -> tuple[Recipe, int, str, int, str | None]:
             f"{' or '.join(optimizers.WITH_MOMENTUM)}, and it is {authors.optimizer}"
         )
     # The linear rule is SGD's; square roots are for optimizers that divide by the gradient's size.
-    given["scaling"] = given["scaling"] or ("linear" if authors.optimizer == "sgd" else "sqrt")
-    scaling = checked("scaling", str, "learning_rate_scaling")
+    scaling = given["scaling"] or ("linear" if authors.optimizer == "sgd" else "sqrt")
     return authors, to_towers, scaling, checked("examples", int, "max_steps"), given["was"]
 
 

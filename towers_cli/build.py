@@ -1,7 +1,7 @@
 """From settings to the objects of a run: data, network, optimizer, callbacks."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -20,10 +20,12 @@ TOP = 5  # the label is among so many largest logits
 COMPARED = ("global_batch_size", "learning_rate", "model", "num_towers", "optimizer")
 
 
-def start_runtime(intra_op_threads: int, deterministic: bool) -> None:
-    """Sets what TensorFlow's runtime fixes when it starts, as `TrainSettings` has it.
+def start_runtime(
+    intra_op_threads: int, deterministic: bool, num_towers: int | None = None
+) -> tuple[str, ...]:
+    """Sets what TensorFlow's runtime fixes when it starts, and undoes `~/.keras/keras.json`.
 
-    What Keras has read from `~/.keras/keras.json` does not affect a run: it is set to its defaults.
+    Returns one device per tower; None means one per visible GPU, else 1.
     """
     keras.config.set_floatx("float32")
     keras.config.set_image_data_format("channels_last")
@@ -37,10 +39,6 @@ def start_runtime(intra_op_threads: int, deterministic: bool) -> None:
         ) from error
     if deterministic:
         devices.run_deterministically()
-
-
-def tower_devices(num_towers: int | None) -> tuple[str, ...]:
-    """One device per tower; None means one per visible GPU, else 1."""
     with settings.as_flags("--"):
         return devices.choose(num_towers)
 
@@ -67,26 +65,26 @@ def load_data(
 ) -> tuple[datasets.Images, datasets.Images]:
     """The splits that a run is trained on and evaluated on, the same on all workers."""
 
-    def load(split: str) -> datasets.Images:
-        return datasets.load(
-            chosen.dataset,
-            chosen.data_dir,
-            split,
-            image_size=chosen.image_size,
-            skip_broken=chosen.skip_broken,
-            read_only=chosen.dry_run,
-        )
-
-    def load_both() -> tuple[datasets.Images, datasets.Images]:
+    def load() -> list[datasets.Images]:
         # First the split whose name may be wrong: decoding the other may take minutes.
-        return load(chosen.eval_split), load(settings.TRAINING_SPLIT)
+        return [
+            datasets.load(
+                chosen.dataset,
+                chosen.data_dir,
+                split,
+                image_size=chosen.image_size,
+                skip_broken=chosen.skip_broken,
+                read_only=chosen.dry_run,
+            )
+            for split in (chosen.eval_split, settings.TRAINING_SPLIT)
+        ]
 
     # First the chief: what it downloads and decodes is there for others that share its files.
-    loaded = load_both() if workers.is_chief else None
+    loaded = load() if workers.is_chief else None
     workers.from_chief("the images", lambda: None)
-    evaluated, training = loaded or load_both()
-    own = {"training": training.fingerprint[:12], "evaluation": evaluated.fingerprint[:12]}
-    worker.check_same(workers, "their images", own, "sha256 of the {} images ".format)
+    evaluated, training = loaded or load()
+    hashes = {"training": training.fingerprint[:12], "evaluation": evaluated.fingerprint[:12]}
+    worker.check_same(workers, "their images", hashes, "sha256 of the {} images ".format)
     if chosen.global_batch_size > training.num_examples:
         raise settings.SettingsError(
             f"--global_batch_size={chosen.global_batch_size}: must be at most the "
@@ -115,48 +113,41 @@ def takes_shares(chosen: settings.TrainSettings) -> bool:
     return bool(chosen.label_smoothing or chosen.mixup_alpha or chosen.cutmix_alpha)
 
 
-def exporter(
-    prepared: preprocess.Preprocessing, class_names: Sequence[str]
-) -> Callable[[keras.Model], keras.Model]:
-    """Makes of the network the model of raw images that a run writes at its end."""
-
-    def exported(model: keras.Model) -> keras.Model:
-        model.compiled = False  # else Keras would need this package to read it
-        return raw_images.classifier(
-            model,
-            image_shape=prepared.raw_shape,
-            class_names=class_names,
-            prepare=prepared.evaluate,
-        )
-
-    return exported
+def export(
+    model: keras.Model, prepared: preprocess.Preprocessing, class_names: Sequence[str]
+) -> keras.Model:
+    """The model of raw images that a run writes at its end."""
+    model.compiled = False  # else Keras would need this package to read it
+    return raw_images.classifier(
+        model, image_shape=prepared.raw_shape, class_names=class_names, prepare=prepared.evaluate
+    )
 
 
 def build_network(
-    chosen: Mapping,
-    image_shape: Sequence[int],
+    chosen: settings.TrainSettings,
+    image_shape: tuple[int, int, int],
     num_classes: int,
     parameter_device: str | None = None,
 ) -> keras.Model:
     """The network that settings describe, at its initial weights, with its weight decay."""
-    height, width, channels = image_shape
-    with settings.as_flags(f"--dataset={chosen['dataset']}: "):
+    network = own_model.network(chosen.model)
+    with settings.as_flags(f"--dataset={chosen.dataset}: "):
         model = networks.build(
-            own_model.network(chosen["model"]),
-            (height, width, channels),
+            network,
+            image_shape,
             num_classes,
-            compute_dtype=chosen["compute_dtype"],
-            seed=chosen["seed"],
+            compute_dtype=chosen.compute_dtype,
+            seed=chosen.seed,
             parameter_device=parameter_device,
         )
-    decayed = weight_decay.FILTERS[chosen["weight_decay_filter"]](model)
-    if chosen["weight_decay"] and not decayed:
+    decayed = weight_decay.FILTERS[network.weight_filter](model)
+    if chosen.weight_decay and not decayed:
         raise settings.SettingsError(
-            f"--weight_decay_filter={chosen['weight_decay_filter']}: no weight of --model="
-            f"{chosen['model']} matches; choose another filter, or --weight_decay=0"
+            f"--weight_decay={chosen.weight_decay}: --model={chosen.model} has no kernel to decay; "
+            "must be 0"
         )
-    if chosen["optimizer"] not in optimizers.DECOUPLED_WEIGHT_DECAY:
-        weight_decay.regularize(decayed, chosen["weight_decay"])
+    if chosen.optimizer not in optimizers.DECOUPLED_WEIGHT_DECAY:
+        weight_decay.regularize(decayed, chosen.weight_decay)
     return model
 
 
@@ -168,11 +159,11 @@ def compile_model(
     parameter_device: str,
 ) -> None:
     """Compiles the network with what the settings say."""
-    adapt = own_model.network(chosen.model).adapt
-    if adapt is not None:
+    network = own_model.network(chosen.model)
+    if network.adapt is not None:
         size = math.prod(training.image_shape) * np.dtype(np.float32).itemsize
         count = min(IMAGES_TO_ADAPT_TO, max(BYTES_TO_ADAPT_TO // size, 1))
-        adapt(model, prepared.evaluate(training.some(count)).numpy())
+        network.adapt(model, prepared.evaluate(training.some(count)).numpy())
     decouples = chosen.optimizer in optimizers.DECOUPLED_WEIGHT_DECAY
     optimizer = optimizers.make(
         chosen.optimizer,
@@ -181,7 +172,7 @@ def compile_model(
         clip_norm=chosen.clip_norm,
         weight_decay=chosen.weight_decay if decouples else 0.0,
         model=model,
-        decayed=weight_decay.FILTERS[chosen.weight_decay_filter](model),
+        decayed=weight_decay.FILTERS[network.weight_filter](model),
         loss_scaling=chosen.compute_dtype == "float16",
         parameter_device=parameter_device,
     )

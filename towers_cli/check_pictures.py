@@ -9,17 +9,17 @@ used, with 1 if some cannot, and with 2 after a wrong argument.
 import sys
 from collections.abc import Sequence
 
-from towers_cli import system
+from towers_cli import command_line
 
 _NAME = "towers-check-pictures"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints a line for each picture that cannot be used; returns the exit code."""
-    parser = system.parser(_NAME, __doc__)
+    """Runs the command; returns the exit code."""
+    parser = command_line.Parser(_NAME, __doc__)
     parser.add_argument("dir", help="the folder of the pictures")
     folder = parser.parse_args(arguments).dir
-    return system.exit_code(_NAME, lambda: check(folder))
+    return command_line.exit_code(_NAME, lambda: check(folder))
 
 
 def check(folder: str) -> int:
@@ -32,7 +32,7 @@ def check(folder: str) -> int:
         for number, reason in split.broken():
             broken += 1
             path = f"{name}/{split.name(number)}" if name else split.name(number)
-            print(system.printable(f"{path} {reason}"), flush=True)
+            print(command_line.printable(f"{path} {reason}"), flush=True)
     print(f"{count:,} pictures, {f'{broken:,} cannot' if broken else 'all of them can'} be used")
     return 1 if broken else 0
 

@@ -1,161 +1,164 @@
-"""A command's flags: made from its record of settings, parsed, and explained.
+"""A command from its arguments to its exit code, with errors of one line on stderr.
 
-A wrong flag is one line on stderr and exit code 2; help, or the version, goes to stdout and ends
-with 0. Nothing here imports TensorFlow: a typo is answered without waiting for it.
+A wrong argument ends with 2; help, or the version, goes to stdout and ends with 0. TensorFlow is
+imported once the arguments are right: a typo is answered at once.
 """
 
-import dataclasses
-import re
-import shutil
+import argparse
+import contextlib
+import os
+import runpy
 import sys
-import textwrap
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from absl import app, flags
+from towers_cli import settings
 
-from towers_cli import settings, system
-
-_HELP = {"--help", "-help", "--helpshort", "-h", "-?"}
-_VERSION = {"--version", "-version"}
-_ALLOWED = {int: "an integer", float: "a number", str: "text"}
+_VERSION = Path(__file__).parents[1] / "towers" / "version.py"  # without importing TensorFlow
 
 
-class _Parser(flags.ArgumentParser):
-    """Makes a value of a text by `convert`, or says what it must be."""
+class Parser(argparse.ArgumentParser):
+    """argparse without abbreviations, with errors of one line."""
 
-    def __init__(self, convert: Callable, allowed: str):
-        self._convert, self.syntactic_help = convert, allowed
+    def __init__(self, command: str, about: str | None, **options):
+        formatter = argparse.RawDescriptionHelpFormatter
+        options |= {"description": about, "formatter_class": formatter, "allow_abbrev": False}
+        super().__init__(command, **options)
 
-    def parse(self, argument):
-        try:
-            return self._convert(argument) if isinstance(argument, str) else argument
-        except ValueError:
-            raise ValueError(f"must be {self.syntactic_help}") from None
+    def error(self, message):
+        """Says what is wrong, and ends the process with 2."""
+        self.exit(say_error(self.prog, " ".join(message.split())[:300], 2))
 
-
-class CommandLine:
-    """The flags of one command.
-
-    Attributes:
-      record: the class of its settings.
-      values: the flags, of absl.
-    """
-
-    def __init__(
-        self, record: type[settings.Settings], about: str, values: flags.FlagValues | None = None
-    ):
-        """Defines the flags, in absl's of the process or in `values`; help begins with `about`."""
-        self.record = record
-        self.values = flags.FLAGS if values is None else values
-        self._about = (about or "").strip()
-        for field in dataclasses.fields(record):
-            _define(field, self.values)
-
-    def parse(self, argv: Sequence[str]) -> list[str]:
-        """Parses a command line, for `app.run(main, flags_parser=...)`; what is left are no flags.
-
-        Exits with 2 after a flag that is unknown or not of its type, and with 0 after help.
-        """
-        try:
-            if not _HELP.isdisjoint(argv):
-                print(self.help(), flush=True)
-                sys.exit()
-            if not _VERSION.isdisjoint(argv):
-                print(f"towers {version()}", flush=True)
-                sys.exit()
-            return self.values(argv)
-        except flags.Error as error:
-            problem = " ".join(str(error).removeprefix("ERROR:: ").split())[:300]
-            sys.exit(system.say_error(argv[0], problem.removeprefix("flag "), 2))
-        except (ValueError, RecursionError) as error:
-            sys.exit(system.say_error(argv[0], f"--flagfile: {error}", 2))
-        except BrokenPipeError:
-            sys.exit(system.output_is_gone())
-        except SystemExit:
-            sys.exit(0)  # absl's --helpfull says 1
-
-    def settings(self, rest: Sequence[str]) -> settings.Settings:
-        """The checked record of the flags, with the recipe's values for those left out."""
-        if rest[1:]:
-            raise settings.SettingsError(f"unexpected argument {rest[1]!r}: flags begin with --")
-        recipe = settings.RECIPES.get(self.values.recipe, {}) if "recipe" in self.values else {}
-        chosen = {}
-        for field in dataclasses.fields(self.record):
-            flag = self.values[field.name]
-            of_recipe = field.name in recipe and not flag.present
-            chosen[field.name] = recipe[field.name] if of_recipe else flag.value
-        return self.record(**chosen)
-
-    def help(self) -> str:
-        """What --help shows: the flags by topic, the everyday ones first."""
-        width = min(80, shutil.get_terminal_size().columns)
-        lines = [self._about]
-        for topic, fields in settings.by_topic(self.record):
-            lines += ["", f"{topic}:"]
-            for field in fields:
-                lines += textwrap.wrap(
-                    f"{_usage(field)}: {described(field)}", width,
-                    initial_indent="  ", subsequent_indent="      ",
-                    break_long_words=False, break_on_hyphens=False,
-                )  # fmt: skip
-        others = "--version: Show the version. --flagfile=FILE: More flags, one per line. "
-        others += "--helpfull: Flags of the libraries, too."
-        return "\n".join([*lines, "", *textwrap.wrap(others, width, break_on_hyphens=False)])
+    def convert_arg_line_to_args(self, arg_line):
+        """The flag in a line of a file of flags; none if that is empty or a comment."""
+        line = arg_line.strip()
+        return [line] if line and not line.startswith("#") else []
 
 
-def run(record: type[settings.Settings], about: str, main: Callable[[typing.Any], int]) -> None:
-    """Runs a command to its end: parses its flags, checks them, calls `main`, and exits."""
-    line = CommandLine(record, about)
-    app.run(lambda rest: execute(line, rest, main), flags_parser=line.parse)
+def boolean(text: str) -> bool:
+    if text.lower() not in ("true", "1", "false", "0"):
+        raise ValueError
+    return text.lower() in ("true", "1")
 
 
-def execute(line: CommandLine, rest: Sequence[str], main: Callable[[typing.Any], int]) -> int:
-    """What `main` returns for the settings of a parsed command line, or an error's exit code."""
-    try:
-        chosen = line.settings(rest)
-    except settings.SettingsError as error:
-        return system.say_error(rest[0], error, error.exit_code)
-    return system.exit_code(rest[0], lambda: main(chosen))
-
-
-def _define(field: dataclasses.Field, values: flags.FlagValues) -> None:
-    """Defines the flag of a setting; its range is checked by the record."""
-    kind: typing.Any = field.type
-    default: typing.Any = field.default
-    name, help_ = field.name, described(field)
-    if isinstance(kind, types.UnionType):  # with None
-        kind = typing.get_args(kind)[0]
-    if kind is bool:
-        flags.DEFINE_bool(name, default, help_, flag_values=values)
-        values[name].parser = _Parser(values[name].parser.parse, "true or false")
-    else:
-        allowed = _ALLOWED.get(kind, "numbers separated by commas")
-        parser = _Parser(kind if kind in _ALLOWED else _numbers, allowed)
-        flags.DEFINE(parser, name, default, help_, flag_values=values)
-
-
-def _numbers(text: str) -> tuple[float, ...]:
+def list_of_numbers(text: str) -> tuple[float, ...]:
     return tuple(map(float, text.split(","))) if text else ()
 
 
-def _usage(field: dataclasses.Field) -> str:
-    """A flag with its default: `--seed=0`, `--[no]nesterov`, `--max_steps=`."""
-    if field.type is bool:
-        return f"--[no]{field.name}" if not field.default else f"--[no]{field.name} (on)"
-    return f"--{field.name}={'' if field.default is None else settings.shown(field.default)}"
+_TYPES: dict[Any, Callable] = {bool: boolean, tuple[float, ...]: list_of_numbers}
 
 
-def described(field: dataclasses.Field) -> str:
-    """A setting's help, with its choices."""
-    allowed = field.metadata["allowed"]
-    choices = f" Must be {allowed.allowed}." if allowed and allowed.choices else ""
-    return field.metadata["help"] + choices
+def parse(record: type[settings.Settings], about: str | None, argv: Sequence[str]) -> Any:
+    """The checked record of a command's flags, with the recipe's values for those left out.
+
+    The parts of `argv` are the command and its arguments, of which @FILE stands for those in a
+    file. Exits with 2 after a wrong one, and with 0 after help.
+    """
+    usage = "%(prog)s [--flag=value ...] [@FILE with a flag in each line]"
+    parser = Parser(os.path.basename(argv[0]), about, usage=usage, fromfile_prefix_chars="@")
+    version = runpy.run_path(str(_VERSION))["__version__"]
+    parser.add_argument("--version", action="version", version=f"towers {version}")
+    for topic, of_topic in settings.by_topic(record).items():
+        group = parser.add_argument_group(topic)
+        for field in of_topic:
+            is_optional = isinstance(field.type, types.UnionType)  # with None
+            kind = typing.get_args(field.type)[0] if is_optional else field.type
+            alone: dict[str, Any] = {"nargs": "?", "const": True} if kind is bool else {}
+            group.add_argument(
+                f"--{field.name}",
+                type=_TYPES.get(kind, kind),
+                default=argparse.SUPPRESS,
+                metavar="..." if field.default is None else settings.shown(field.default),
+                help=settings.described(field),
+                **alone,
+            )
+    try:
+        chosen = vars(parser.parse_args(argv[1:]))
+        return record(**settings.RECIPES.get(chosen.get("recipe"), {}) | chosen)
+    except ValueError as error:  # such as a SettingsError, or a file of flags that is no text
+        parser.error(str(error))
 
 
-def version() -> str:
-    """The package's, as its source has it: importing it would import TensorFlow."""
-    source = (Path(__file__).parents[1] / "towers" / "version.py").read_text(encoding="utf-8")
-    return re.search(r'^__version__ = "(.+)"$', source, re.M)[1]
+def run(
+    record: type[settings.Settings],
+    about: str | None,
+    main: Callable[[Any], int],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Parses a command's flags, checks them and calls `main`; returns the exit code."""
+    argv = sys.argv if argv is None else argv
+    chosen = parse(record, about, argv)
+    return exit_code(os.path.basename(argv[0]), lambda: main(chosen))
+
+
+def exit_code(command: str, run: Callable[[], int], error_code: int | None = None) -> int:
+    """What `run` returns, or the exit code of an error, which is said in one line on stderr.
+
+    TensorFlow is imported first. `error_code` is that of each error; None for that of its kind.
+    """
+    try:
+        with without_notices():
+            from towers import errors
+
+        errors.quiet_loggers()
+        code = run()
+        sys.stdout.flush()  # else Python does, and complains where the reader has gone
+        return code
+    except KeyboardInterrupt:
+        print("stopped")
+        return 130
+    except BrokenPipeError:
+        return output_is_gone()
+    except OSError as error:  # such as a full disk
+        file = f"{error.filename}: " if error.filename else ""
+        return say_error(command, f"{file}{error.strerror or error}", error_code or 1)
+    except Exception as error:
+        is_of_import = getattr(error, "name", "") == "towers"  # Keras is not on TensorFlow
+        if not (is_of_import or hasattr(error, "exit_code")):  # of a SettingsError or a UserError
+            raise
+        return say_error(command, error, error_code or getattr(error, "exit_code", 1))
+
+
+@contextlib.contextmanager
+def without_notices() -> Iterator[None]:
+    """Keeps off a command's stderr what TensorFlow prints before its own log level takes effect.
+
+    Whoever sets TF_CPP_MIN_LOG_LEVEL below 3 asked for it, and gets it.
+    """
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3") != "3":
+        yield
+        return
+    stderr = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+
+
+def say_error(command: str, error: object, code: int) -> int:
+    """Says on stderr, in one line, why a command ends; returns the exit code."""
+    print(f"{command}: error: {printable(error)}", file=sys.stderr)
+    return code
+
+
+def printable(text: object) -> str:
+    """One line of text as a terminal may show it: a control character as `\\x1b`.
+
+    A terminal obeys those that it is sent, and a file's name may hold some.
+    """
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in str(text))
+
+
+def output_is_gone() -> int:
+    """Ends the output where its reader has gone, as of `train.py | head`; the shell's exit code."""
+    # Else Python complains when it flushes at its end.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
+    return 141

@@ -4,7 +4,7 @@
 
 Settings are compared first, then the hashes of the whole state that
 --verify_every_steps writes, the logged steps and evaluations of metrics.jsonl,
-and the values in checkpoints of the same step. Exits with 0 if all that both
+and the states in which the runs ended. Exits with 0 if all that both
 runs have is the same to the last bit, with 1 if they differ, and with 2 if
 they cannot be compared.
 """
@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 
-from towers_cli import settings, system
+from towers_cli import command_line
 
 _NAME = "towers-compare"
 
@@ -23,17 +23,16 @@ OF_CLOCK = ("examples_per_second", "step_seconds")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints where the runs in two folders begin to differ; returns the exit code."""
-    parser = system.parser(_NAME, __doc__)
+    parser = command_line.Parser(_NAME, __doc__)
     parser.add_argument("run", nargs=2, help="the folder of a run")
     folders = parser.parse_args(arguments).run
-    return system.exit_code(_NAME, lambda: compare(*folders), error_code=2)
+    return command_line.exit_code(_NAME, lambda: compare(*folders), 2)
 
 
 def compare(first: str, second: str) -> int:
     """Prints where the runs in two folders begin to differ; returns the exit code."""
     from towers import conditions, errors
     from towers.runs import run_folder
-    from towers_cli import run_config
 
     folders = [run_folder.RunFolder(path) for path in (first, second)]
     configs = [folder.read_config() for folder in folders]
@@ -41,17 +40,16 @@ def compare(first: str, second: str) -> int:
         folder = folders[configs.index(None)]
         raise run_folder.RunFolderError(f"{folder.path}: there is no run here")
     first_run, second_run = (config["defining"] | _place(config) for config in configs)
-    label = settings.label if all(map(run_config.is_of_command, configs)) else "{} ".format
-    differences = errors.differences(first_run, second_run, "the first run", label)
+    differences = errors.differences(first_run, second_run, "the first run")
     for difference in differences or ["the same"]:
-        print(system.printable(f"settings: {difference}"))
+        print(command_line.printable(f"settings: {difference}"))
     for which, config in zip(("first", "second"), configs, strict=True):
         for change in conditions.changes(config["stretches"]):
-            print(system.printable(f"the {which} run: {change}"))
+            print(command_line.printable(f"the {which} run: {change}"))
 
-    a, b = (_records(*run) for run in zip(folders, configs, strict=True))
+    a, b = map(_records, folders)
     shared, parted = [], []
-    for what in [what for what in a if what in b]:
+    for what in a:
         steps = sorted(a[what].keys() & b[what].keys())
         compared = ((step, _difference(a[what][step], b[what][step])) for step in steps)
         step, how = next(((step, how) for step, how in compared if how), (None, ""))
@@ -62,10 +60,10 @@ def compare(first: str, second: str) -> int:
             print(f"{what}: the same at all {len(steps)} steps, {steps[0]} to {steps[-1]}")
         else:
             parted.append(step)
-            before = [s for s in steps if s < step][-1:] or ["none"]
-            print(f"{what}: differ from step {step} ({how}); the last that agrees: {before[0]}")
+            before = steps[steps.index(step) - 1] if step > steps[0] else "none"
+            print(f"{what}: differ from step {step} ({how}); the last that agrees: {before}")
     if not shared:
-        return system.say_error(_NAME, "the runs have no step in common", 2)
+        return command_line.say_error(_NAME, "the runs have no step in common", 2)
     if parted:
         print(f"they differ from step {min(parted)}")
         return 1
@@ -79,49 +77,36 @@ def _place(config: Mapping) -> dict:
     """Where and with what a run began."""
     derived, began_on = config["resolved"], config["stretches"][0]["runs_on"]
     place = {
-        "num_towers": config["settings"].get("num_towers"),
         "number of workers": len(derived.get("workers", ())) or None,
         "tower devices": derived.get("tower_devices"),
     }
     return place | {f"began with {name}": value for name, value in began_on.items()}
 
 
-def _records(folder, config: Mapping) -> dict[str, dict]:
-    """What a run has written, kind by kind: step → values by name, or a checkpoint's path."""
-    from towers.runs import checkpoints, run_folder
+def _records(folder) -> dict[str, dict[int, Mapping]]:
+    """What a run has written, kind by kind: step → values by name."""
+    from towers.runs import run_folder
 
     lines = run_folder.read_lines(folder.metrics) if folder.metrics.exists() else []
-    split = config["settings"].get("eval_split", "the validation data")
+    ends = [folder.read_final_summary() or {}]
     return {
         "hashes of the state": {
             line["step"]: line["parts_sha256"] for line in lines if "parts_sha256" in line
         },
         "logged steps": {line["step"]: line for line in lines if "step_seconds" in line},
-        f"evaluations of {split}": {line["step"]: line for line in lines if "val_loss" in line},
-        "checkpoints": checkpoints.by_step(folder.checkpoints),
+        "evaluations": {line["step"]: line for line in lines if "val_loss" in line},
+        "final states": {end["step"]: {"state": end["state_sha256"]} for end in ends if end},
     }
 
 
-def _difference(*of_step: Mapping | str) -> str:
+def _difference(a: Mapping, b: Mapping) -> str:
     """What differs between what two runs have of a step, in words; "" for nothing."""
-    a, b = (_parts(one) if isinstance(one, str) else one for one in of_step)
     different = []
     for name in {**a, **b}:
         here, there = a.get(name), b.get(name)
         if json.dumps(here) != json.dumps(there) and name not in OF_CLOCK:  # as text, NaN is NaN
             different.append(name if isinstance(here, str) else f"{name} {here} and {there}")
     return ", ".join(different)
-
-
-def _parts(path: str) -> dict[str, str]:
-    """A hash of each part of a checkpoint but the notes of callbacks: some are times."""
-    from towers import hashes
-    from towers.runs import checkpoints
-
-    parts: dict[str, list] = {}
-    for name, value in checkpoints.read(path).items():
-        parts.setdefault(name.partition("/")[0], []).append(value)
-    return {part: hashes.sha256(values) for part, values in parts.items() if part != "notes"}
 
 
 if __name__ == "__main__":

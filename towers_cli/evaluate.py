@@ -11,27 +11,18 @@ towers-eval.
 from towers_cli import command_line, settings
 
 
-def command() -> None:
-    """Runs the command to its end."""
-    command_line.run(settings.EvalSettings, __doc__, main)
+def command() -> int:
+    """Runs the command; returns the exit code."""
+    return command_line.run(settings.EvalSettings, __doc__, main)
 
 
 def main(chosen: settings.EvalSettings) -> int:
     """Evaluates one checkpoint, or each that a running training saves; returns the exit code."""
-    from towers.runs import checkpoints
     from towers_cli import checkpoint_evaluator
 
     evaluator = checkpoint_evaluator.CheckpointEvaluator(chosen)
-    if not chosen.run_once:
+    if chosen.run_once:
+        evaluator.evaluate_once()
+    else:
         evaluator.follow()
-        return 0
-    folder = evaluator.folder.checkpoints
-    while path := evaluator.checkpoint or checkpoints.newest(folder):
-        try:
-            evaluator.evaluate(path)
-            return 0
-        except checkpoints.CheckpointError:
-            # A training that goes on may have deleted it, and saved another.
-            if evaluator.checkpoint or checkpoints.is_checkpoint(path):
-                raise
-    raise checkpoints.CheckpointError(f"{folder} holds no checkpoint yet")
+    return 0

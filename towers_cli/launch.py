@@ -19,12 +19,14 @@ import threading
 import time
 from collections.abc import Sequence
 
+from towers_cli import command_line
+
 _PATIENCE_SECONDS = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the workers to their end; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__ and __doc__.splitlines()[0])
+    parser = command_line.Parser("towers-launch", __doc__)
     add = parser.add_argument
     add("--workers", type=int, required=True, help="how many processes")
     add("--restarts", type=int, default=0, help="how often to start again after a worker has died")

@@ -2,24 +2,18 @@
 
 import contextlib
 import functools
-import importlib.machinery
+import importlib
 import inspect
 import os
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 
 import keras
 
-import input_pipeline
-import towers
 from towers import errors, networks
 from towers.runs import definition
 from towers_cli import settings
-
-_OURS = (os.path.join(os.path.dirname(p.__file__), "") for p in (towers, settings, input_pipeline))
-_LIBRARIES = ("<", sysconfig.get_path("stdlib"), *_OURS)  # how names of files of theirs begin
 
 
 def is_own(name: str) -> bool:
@@ -36,19 +30,12 @@ def network(name: str) -> networks.Network:
         function, preprocessing = _application(name), "random_resized_crop"
     else:
         if os.getcwd() not in sys.path:
-            theirs = importlib.machinery.PathFinder.find_spec("input_pipeline", [os.getcwd()])
-            if theirs and theirs.origin not in (None, os.path.realpath(input_pipeline.__file__)):
-                raise settings.SettingsError(
-                    f"--model={name}: {theirs.origin} has our package's name; rename it"
-                )
-            # At the end: a file of the user's takes the place of no package.
-            sys.path.append(os.getcwd())
+            sys.path.append(os.getcwd())  # at the end: no file there takes a package's place
         with faults_of(name, "importing it"):
             module = importlib.import_module(module_name)
         function, preprocessing = getattr(module, function_name, None), "pad_crop_flip"
         if not callable(function):
-            file = getattr(module, "__file__", module_name)
-            raise settings.SettingsError(f"--model={name}: {file} has no such function")
+            raise settings.SettingsError(f"--model={name}: {module} has no such function")
     build = functools.partial(_build, name, function)
     return networks.Network(build, 0.0, "kernels", preprocessing)
 
@@ -117,11 +104,6 @@ def _problem(model, image_shape: tuple[int, int, int], num_classes: int) -> str:
     return ""
 
 
-def faults_in_training(name: str) -> contextlib.AbstractContextManager:
-    """Says in one line what a user's model does wrong in training; for our networks nothing."""
-    return faults_of(name, "training it") if is_own(name) else contextlib.nullcontext()
-
-
 @contextlib.contextmanager
 def faults_of(name: str, what: str) -> Iterator[None]:
     """Says in one line what went wrong in a user's code, and where."""
@@ -130,12 +112,10 @@ def faults_of(name: str, what: str) -> Iterator[None]:
     except (settings.SettingsError, errors.UserError, OSError):  # which say it themselves
         raise
     except (Exception, SystemExit) as error:
-        where = ""
-        for file, line, *_ in traceback.extract_tb(error.__traceback__):
-            if "site-packages" not in file and not file.startswith(_LIBRARIES):
-                where = f" ({file}, line {line})"
-        if isinstance(error, ModuleNotFoundError) and name.startswith(error.name or "-"):
-            where = f"; looked for in {os.getcwd()} and where Python finds packages"
+        where, file = "", f"{name.partition(':')[0].replace('.', os.sep)}.py"
+        for frame in traceback.extract_tb(error.__traceback__):
+            if frame.filename.endswith(os.sep + file):
+                where = f" ({frame.filename}, line {frame.lineno})"
         reason = " ".join(str(error).split())[:300]
         raise settings.SettingsError(
             f"--model={name}: {what}: {type(error).__name__}: {reason}{where}"

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from towers_cli import system
+from towers_cli import command_line
 
 _NAME = "towers-predict"
 _CLASSES_SHOWN = 3
@@ -22,11 +22,11 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the number of channels
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the model's answer for each picture; returns the exit code."""
-    parser = system.parser(_NAME, __doc__)
+    parser = command_line.Parser(_NAME, __doc__)
     parser.add_argument("run", help="the folder of a run, or a .keras file")
     parser.add_argument("picture", nargs="+", help="a file")
     options = parser.parse_args(arguments)
-    return system.exit_code(_NAME, lambda: predict(options.run, options.picture), error_code=2)
+    return command_line.exit_code(_NAME, lambda: predict(options.run, options.picture), 2)
 
 
 def predict(run: str, paths: Sequence[str]) -> int:
@@ -44,13 +44,13 @@ def predict(run: str, paths: Sequence[str]) -> int:
         try:
             picture = pictures.decode(Path(path).read_bytes(), mode)
         except (OSError, pictures.NoPicture) as error:
-            code = system.say_error(_NAME, f"{path}: {errors.reason(error)}", 1)
+            code = command_line.say_error(_NAME, f"{path}: {errors.reason(error)}", 1)
             continue
         images = picture.reshape(1, *picture.shape[:2], -1)  # of one channel, too
         [probabilities] = model(images)["probabilities"].numpy()
         best = np.argsort(-probabilities, kind="stable")[:_CLASSES_SHOWN]
         answer = ", ".join(f"{names[place]} {probabilities[place]:.1%}" for place in best)
-        print(system.printable(f"{path}: {answer}"), flush=True)
+        print(command_line.printable(f"{path}: {answer}"), flush=True)
     return code
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from input_pipeline import datasets
 from towers import errors, worker
@@ -40,49 +39,23 @@ def make(
         "eval_sha256": evaluated.fingerprint,
     }
     recorded = dataclasses.asdict(chosen)
-    definition = (
-        settings.run_defining(recorded)
-        | {  # decides the weights that the run ends with
-            "init_from": chosen.init_from,
-            "sha256 of the images": training.fingerprint[:12],
-            "names of the classes": list(training.class_names),
-        }
-    )
+    definition = settings.run_defining(recorded) | {
+        "sha256 of the images": training.fingerprint[:12],
+        "names of the classes": list(training.class_names),
+    }
     return {"settings": recorded, "resolved": resolved, "definition": definition}
 
 
-def is_of_command(config: Mapping) -> bool:
-    """Whether a `config.json` is of `train.py`, and not of another program."""
-    return "train_dir" in config["settings"]
-
-
-def check(config: Mapping, train_dir: str | Path) -> None:
-    """Checks that a `config.json` is of `train.py`, of this version."""
-    if not is_of_command(config):
-        raise run_folder.RunFolderError(
-            f"--train_dir={train_dir}: is a program's own run; continue or evaluate it with that "
-            "program"
-        )
-    names = {field.name for field in dataclasses.fields(settings.TrainSettings)}
-    if missing := names - set(config["settings"]):
-        raise run_folder.RunFolderError(
-            f"--train_dir={train_dir}: its config.json lacks {', '.join(sorted(missing))}; another "
-            "version of towers may have made it"
-        )
-
-
-def earlier_run(folder: run_folder.RunFolder) -> dict | None:
-    """The configuration of the run that continues in `folder`.
-
-    None where there is no run, or where it never saved a checkpoint: it then has nothing to
-    continue from, and starts over with any settings.
-    """
+def read(folder: run_folder.RunFolder) -> dict | None:
+    """The configuration of the run of `train.py` in `folder`; None where there is none."""
     config = folder.read_config()
-    if config is None:
-        return None
-    check(config, folder.path)
-    is_begun = run_folder.FIRST_CHECKPOINT in config or checkpoints.newest(folder.checkpoints)
-    return config if is_begun else None
+    names = {field.name for field in dataclasses.fields(settings.TrainSettings)}
+    if config is not None and names != set(config["settings"]):
+        raise run_folder.RunFolderError(
+            f"{folder.shown}: its config.json is of another program, or of train.py in another "
+            "version; continue or evaluate the run with that"
+        )
+    return config
 
 
 def check_alike(workers: worker.Workers, chosen: settings.TrainSettings) -> None:
@@ -94,8 +67,9 @@ def check_alike(workers: worker.Workers, chosen: settings.TrainSettings) -> None
 
 def check_beginning(config: Mapping, folder: run_folder.RunFolder) -> None:
     """Checks that a run continues with its own settings, or can begin with `--init_from`."""
-    earlier = earlier_run(folder)  # looked at again: another may have begun while data were read
-    if earlier is None:
+    earlier, newest = read(folder), checkpoints.newest(folder.checkpoints)
+    if not (newest or (earlier and run_folder.FIRST_CHECKPOINT in earlier)):
+        # It has nothing to continue from, and starts over with any settings.
         if init_from := config["settings"]["init_from"]:
             warm_start.locate(init_from)
         return

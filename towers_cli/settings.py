@@ -10,6 +10,7 @@ the value and what is allowed, before anything is built. This file imports nothi
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -27,12 +28,10 @@ WITH_MOMENTUM = ("sgd", "rmsprop", "muon")
 WITH_NESTEROV = ("sgd", "muon")
 SCHEDULES = ("exponential", "piecewise", "cosine", "linear", "constant")
 ENDING_SCHEDULES = ("cosine", "linear")  # those that depend on where the run ends
-SCALINGS = ("none", "linear", "sqrt")
 PREPROCESSINGS = (
     "crop_flip_colour", "pad_crop_flip", "shift_alternating_flip", "random_resized_crop"
 )  # fmt: skip
 AUGMENTATIONS = ("none", "trivial_augment", "rand_augment", "colour_jitter")
-WEIGHT_FILTERS = ("kernels", "hidden_dense_kernels")
 
 # A recipe is a named set of defaults; a flag that is given overrides it. `tutorial` is the defaults
 # themselves: the settings of tensorflow/models tutorials/image/cifar10.
@@ -119,10 +118,6 @@ RUN_PATH = Range(
     lambda value: value and "://" not in value and not _PATTERN.search(value),
     "a local path without the characters * ? [ ] and \\, which TensorFlow reads as patterns",
 )
-CSV_FILE = Range(
-    lambda value: RUN_PATH.holds(value) and value.lower().endswith(".csv"),
-    "the path of a .csv file",
-)
 SPLIT = Range(
     re.compile(r"\w[\w.-]{0,99}", re.ASCII).fullmatch,
     "the name of one whole split, such as test or validation; parts and sums of splits "
@@ -138,27 +133,20 @@ SHARE = Range(lambda value: 0 <= value < 1, "at least 0 and below 1")
 ALPHA = Range(lambda value: value == 0 or 0.1 <= value <= 100, "0, or from 0.1 to 100")
 PARTS, BATCH = least_most(1, 1024), least_most(1, 2**20)
 
-EVERYDAY, DATA, NETWORK = "Everyday", "Data", "Network and loss"
-ARITHMETIC, RATE, UPDATE = "Towers and arithmetic", "Learning rate", "Optimizer and averages"
-RECORD = "What is written, and when"
-TOPICS = (EVERYDAY, DATA, NETWORK, ARITHMETIC, RATE, UPDATE, RECORD)
-
 
 def setting(
-    default: Any,
-    help_: str,
-    topic: str,
-    *,
-    allowed: Range | None = None,
-    defines_run: bool = False,
+    default: Any, help_: str, allowed: Range | None = None, *, topic: str = "", may_change=False
 ) -> Any:
-    """A field of a record of settings.
+    """A field of a record of settings, which decides the weights that a run ends with.
 
-    `defines_run` says whether it decides the weights that a run ends with; the rest may change when
-    a run is continued.
+    The first one of a topic names it.
     """
-    metadata = {"help": help_, "topic": topic, "allowed": allowed, "defines_run": defines_run}
+    metadata = {"help": help_, "allowed": allowed, "topic": topic, "may_change": may_change}
     return dataclasses.field(default=default, metadata=metadata)
+
+
+# May be another when a run is continued.
+option = functools.partial(setting, may_change=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,267 +163,192 @@ class TrainSettings(Settings):
     """The flags of `train.py` under their own names."""
 
     # fmt: off
-    train_dir: str = setting(
+    train_dir: str = option(
         "runs/tutorial", "Folder of the run; if it already holds a run, that run is resumed.",
-        EVERYDAY, allowed=RUN_PATH,
+        RUN_PATH, topic="Everyday"
     )
-    recipe: str = setting(
-        "tutorial", "Named set of defaults for other flags.", EVERYDAY, allowed=one_of(RECIPES)
-    )
+    recipe: str = option("tutorial", "Named set of defaults for other flags.", one_of(RECIPES))
     dataset: str = setting(
-        "cifar10",
-        "cifar10, shapes (generated, nothing to download), folder (the pictures in --data_dir), "
-        "or the name of a TFDS data set.",
-        EVERYDAY, defines_run=True,
+        "cifar10", "cifar10, shapes (generated, nothing to download), folder (the pictures in "
+        "--data_dir), or the name of a TFDS data set."
     )
-    data_dir: str | None = setting(
-        None,
-        "Folder of prepared TFDS data sets; default: TFDS's own. With --dataset=folder, the "
+    data_dir: str | None = option(
+        None, "Folder of prepared TFDS data sets; default: TFDS's own. With --dataset=folder, the "
         "folder of the pictures: class_name/*.jpg, or train/class_name/*.jpg and "
-        "test/class_name/*.jpg.",
-        EVERYDAY,
+        "test/class_name/*.jpg."
     )
     model: str = setting(
-        "cifarnet",
-        "Network to train. A function of your own takes (image_shape, num_classes) and returns a "
-        "Keras model that outputs logits.",
-        EVERYDAY, allowed=one_of(MODELS, OTHER_MODEL), defines_run=True,
+        "cifarnet", "Network to train. A function of your own takes (image_shape, num_classes) and "
+        "returns a Keras model that outputs logits.", one_of(MODELS, OTHER_MODEL)
     )
-    num_towers: int | None = setting(
-        None,
-        "Number of towers of each worker; default: one per visible GPU, or 1 without a GPU.",
-        EVERYDAY, allowed=PARTS,
+    num_towers: int | None = option(
+        None, "Number of towers of each worker; default: one per visible GPU, or 1 without a GPU.",
+        PARTS
     )
     global_batch_size: int = setting(
-        128, "Examples per step, over all towers and workers together.",
-        EVERYDAY, allowed=BATCH, defines_run=True,
+        128, "Examples per step, over all towers and workers together.", BATCH
     )
-    train_epochs: float = setting(
-        256.0, "Epoch at which the run ends.", EVERYDAY,
+    train_epochs: float = option(
+        256.0, "Epoch at which the run ends.",
         # Epochs are taken to the millionth; and positions in the data have to fit 64 bits.
-        allowed=Range(lambda value: 1e-6 <= value <= 1e9, "at least 0.000001 and at most 1e9"),
+        Range(lambda value: 1e-6 <= value <= 1e9, "at least 0.000001 and at most 1e9")
     )
-    learning_rate: float = setting(
-        0.1, "Learning rate before scaling and decay.", EVERYDAY,
-        allowed=ABOVE_0, defines_run=True,
-    )
-    dry_run: bool = setting(
-        False,
-        "Print what the run would be, then exit. No run is made, and no data are written or "
-        "downloaded.",
-        EVERYDAY,
+    learning_rate: float = setting(0.1, "Learning rate before any decay.", ABOVE_0)
+    dry_run: bool = option(
+        False, "Print what the run would be, then exit. No run is made, and no data are written or "
+        "downloaded."
     )
 
-    eval_split: str = setting(
-        "test", "Split to evaluate: any split of the data set except train.", DATA, allowed=SPLIT
+    eval_split: str = option(
+        "test", "Split to evaluate: any split of the data set except train.", SPLIT, topic="Data"
     )
     seed: int = setting(
-        0, "Seed of the initial weights, the order of the examples and the augmentation.", DATA,
-        allowed=Range(lambda value: 0 <= value < 2**31, "at least 0 and below 2147483648"),
-        defines_run=True,
+        0, "Seed of the initial weights, the order of the examples and the augmentation.",
+        Range(lambda value: 0 <= value < 2**31, "at least 0 and below 2147483648")
     )
     preprocessing: str | None = setting(
-        None,
-        "What is done to images before they reach the network; default: depends on the model "
+        None, "What is done to images before they reach the network; default: depends on the model "
         "(crop_flip_colour for cifarnet; pad_crop_flip for resnet and your own function; "
         "shift_alternating_flip for fastnet; random_resized_crop, which needs pictures that are "
-        "read from disk, for resnet50 and keras.applications).",
-        DATA, allowed=one_of(PREPROCESSINGS), defines_run=True,
+        "read from disk, for resnet50 and keras.applications).", one_of(PREPROCESSINGS)
     )
     augment: str = setting(
         "none", "Augmentation of the training images in addition to --preprocessing.",
-        DATA, allowed=one_of(AUGMENTATIONS), defines_run=True,
+        one_of(AUGMENTATIONS)
     )
     random_erasing: float = setting(
-        0.0, "Probability that a rectangle of a training image is erased.",
-        DATA, allowed=least_most(0, 1), defines_run=True,
+        0.0, "Probability that a rectangle of a training image is erased.", least_most(0, 1)
     )
     mixup_alpha: float = setting(
-        0.0,
-        "Mixup: each training image, and its label, becomes a weighted mean of two, with a weight "
-        "drawn from Beta(alpha, alpha), for example with alpha 0.2. 0: no mixup.",
-        DATA, allowed=ALPHA, defines_run=True,
+        0.0, "Mixup: each training image, and its label, becomes a weighted mean of two, with a "
+        "weight drawn from Beta(alpha, alpha), for example with alpha 0.2. 0: no mixup.", ALPHA
     )
     cutmix_alpha: float = setting(
-        0.0,
-        "CutMix: a rectangle of each training image, and its share of the label, comes from "
+        0.0, "CutMix: a rectangle of each training image, and its share of the label, comes from "
         "another image. The area is drawn from Beta(alpha, alpha), for example with alpha 1. 0: no "
-        "CutMix. If mixup is on too, a coin toss decides which of the two an image gets.",
-        DATA, allowed=ALPHA, defines_run=True,
+        "CutMix. If mixup is on too, a coin toss decides which of the two an image gets.", ALPHA
     )
     image_size: int | None = setting(
-        None,
-        "Side, in pixels, of the square image that is made from each picture; default: 224 if the "
-        "pictures of the data set have different sizes. With this flag, the pictures of any other "
-        "TFDS set stay encoded too, which takes less memory.",
-        DATA, allowed=least_most(1, 4096), defines_run=True,
+        None, "Side, in pixels, of the square image that is made from each picture; default: 224 "
+        "if the pictures of the data set have different sizes. With this flag, the pictures of any "
+        "other TFDS set stay encoded too, which takes less memory.", least_most(1, 4096)
     )
     skip_broken: bool = setting(
-        False,
-        "Decode all pictures before the first step, and list and leave out those that cannot be "
-        "used; without the flag the first such picture ends the run.",
-        DATA, defines_run=True,
+        False, "Decode all pictures before the first step, and list and leave out those that "
+        "cannot be used; without the flag the first such picture ends the run."
     )
 
     compute_dtype: str = setting(
         "float32", "Type in which layers compute; weights are always float32.",
-        NETWORK, allowed=one_of(COMPUTE_DTYPES), defines_run=True,
+        one_of(COMPUTE_DTYPES), topic="Network and loss"
     )
     label_smoothing: float = setting(
-        0.0,
-        "Share of each training label that is spread evenly over all classes; evaluations use the "
-        "labels as they are.",
-        NETWORK, allowed=SHARE, defines_run=True,
+        0.0, "Share of each training label that is spread evenly over all classes; evaluations use "
+        "the labels as they are.", SHARE
     )
     weight_decay: float | None = setting(
-        None,
-        "Coefficient of weight decay. It is a term of the loss; for adamw, lion and muon it is "
-        "decoupled from the loss. Default: depends on the model (cifarnet 0.004, resnet and "
-        "resnet50 0.0001, others 0).",
-        NETWORK, allowed=AT_LEAST_0, defines_run=True,
-    )
-    weight_decay_filter: str | None = setting(
-        None,
-        "Which weights decay; default: depends on the model (hidden_dense_kernels for cifarnet, "
-        "kernels for others).",
-        NETWORK, allowed=one_of(WEIGHT_FILTERS), defines_run=True,
+        None, "Coefficient of weight decay of all kernels, or, of cifarnet, those of hidden dense "
+        "layers. It is a term of the loss; for adamw, lion and muon it is decoupled from the loss. "
+        "Default: depends on the model (cifarnet 0.004, resnet and resnet50 0.0001, others 0).",
+        AT_LEAST_0
     )
 
-    microbatch_size: int = setting(
-        0,
-        "Examples of a microbatch; the last of a batch may be smaller. With the same size, runs "
-        "end with the same weights on any number of towers. Batch norm normalizes each microbatch "
-        "separately, so the size is then part of the model. 0: an eighth of the batch, but at "
-        "least 16; a resumed run keeps its size.",
-        ARITHMETIC, allowed=least_most(0, 2**20), defines_run=True,
+    microbatch_size: int | None = setting(
+        None, "Examples of a microbatch; the last of a batch may be smaller. With the same size, "
+        "runs end with the same weights on any number of towers. Batch norm normalizes each "
+        "microbatch separately, so the size is then part of the model. Default: an eighth of the "
+        "batch, but at least 16.", BATCH, topic="Towers and arithmetic"
     )
     intra_op_threads: int | None = setting(
-        None,
-        "Threads that share the work of one operation; on a CPU, their number changes the last "
-        "bits of the result. Default: 8 with GPUs; on a CPU, all cores with one microbatch, "
-        "otherwise 1 (8 with --jit_compile). A resumed run keeps its number.",
-        ARITHMETIC, allowed=PARTS, defines_run=True,
+        None, "Threads that share the work of one operation; on a CPU, their number changes the "
+        "last bits of the result. Default: 8 with GPUs; on a CPU, all cores with one microbatch, "
+        "otherwise 1 (8 with --jit_compile).", PARTS
     )
     deterministic: bool = setting(
-        False,
-        "Use TensorFlow's deterministic operations and no TF32, so that GPUs give the same bits "
-        "in every run. A CPU does not need this.",
-        ARITHMETIC, defines_run=True,
+        False, "Use TensorFlow's deterministic operations and no TF32, so that GPUs give the same "
+        "bits in every run. A CPU does not need this."
     )
-    parameter_device: str = setting(
-        "cpu",
-        "Device that holds the weights and the optimizer's state, averages the gradients and makes "
-        "the update: the CPU, or the first tower's GPU (with one worker only).",
-        ARITHMETIC, allowed=one_of(("cpu", "gpu")),
+    parameter_device: str = option(
+        "cpu", "Device that holds the weights and the optimizer's state, averages the gradients "
+        "and makes the update: the CPU, or the first tower's GPU (with one worker only).",
+        one_of(("cpu", "gpu"))
     )
-    accumulate_gradients: bool = setting(
-        False,
-        "Compute a tower's microbatches one after the other, which keeps the activations of only "
-        "one at a time, and not side by side, which is faster. The bits are the same.",
-        ARITHMETIC,
+    accumulate_gradients: bool = option(
+        False, "Compute a tower's microbatches one after the other, which keeps the activations of "
+        "only one at a time, and not side by side, which is faster. The bits are the same."
     )
     jit_compile: bool = setting(
-        False,
-        "Compile the passes of a microbatch, and the update, with XLA. On a GPU, steps are then "
-        "faster; on a CPU, they can be slower (in float32), or many times as fast (in bfloat16, "
-        "where that is emulated).",
-        ARITHMETIC, defines_run=True,
+        False, "Compile the passes of a microbatch, and the update, with XLA. On a GPU, steps are "
+        "then faster; on a CPU, they can be slower (in float32), or many times as fast (in "
+        "bfloat16, where that is emulated)."
     )
-    gpu_defaults: bool = setting(
-        False,
-        "With GPUs: sets --jit_compile, makes microbatches of at least 128 examples unless "
+    gpu_defaults: bool = option(
+        False, "With GPUs: sets --jit_compile, makes microbatches of at least 128 examples unless "
         "--microbatch_size is given, and, with one worker and any recipe but the tutorial, sets "
-        "--parameter_device=gpu.",
-        ARITHMETIC,
+        "--parameter_device=gpu."
     )
-    worker_wait_seconds: float = setting(
+    worker_wait_seconds: float = option(
         300.0, "How long a worker waits for the others of TF_CONFIG to start.",
-        ARITHMETIC, allowed=Range(lambda value: 0 < value <= 1e6, "above 0 and at most 1e6"),
+        Range(lambda value: 0 < value <= 1e6, "above 0 and at most 1e6")
     )
 
     learning_rate_schedule: str = setting(
         "exponential", "How the learning rate decays over epochs; exponential decays in steps.",
-        RATE, allowed=one_of(SCHEDULES), defines_run=True,
+        one_of(SCHEDULES), topic="Learning rate"
     )
     epochs_per_decay: float = setting(
         350.0, "Epochs between decays (exponential).",
-        RATE, allowed=Range(lambda value: value >= 1e-6, "at least 0.000001"), defines_run=True,
+        Range(lambda value: value >= 1e-6, "at least 0.000001")
     )
     decay_factor: float = setting(
         0.1, "Factor by which each decay multiplies the rate (exponential, piecewise).",
-        RATE, allowed=Range(lambda value: 0 < value <= 1, "above 0 and at most 1"),
-        defines_run=True,
+        Range(lambda value: 0 < value <= 1, "above 0 and at most 1")
     )
     decay_epochs: tuple[float, ...] = setting(
-        (), "Epochs at which the rate decays (piecewise), for example 82,123.",
-        RATE, defines_run=True,
+        (), "Epochs at which the rate decays (piecewise), for example 82,123."
     )
     warmup_epochs: float = setting(
-        0.0, "Epochs over which the rate rises linearly from 0 to its full value.",
-        RATE, allowed=AT_LEAST_0, defines_run=True,
-    )
-    learning_rate_scaling: str = setting(
-        "none", "How the learning rate grows with global_batch_size / base_batch_size.",
-        RATE, allowed=one_of(SCALINGS), defines_run=True,
-    )
-    base_batch_size: int = setting(
-        128, "Global batch size for which --learning_rate was chosen.",
-        RATE, allowed=BATCH, defines_run=True,
+        0.0, "Epochs over which the rate rises linearly from 0 to its full value.", AT_LEAST_0
     )
 
     optimizer: str = setting(
-        "sgd", "Keras optimizer.", UPDATE, allowed=one_of(OPTIMIZERS), defines_run=True
+        "sgd", "Keras optimizer.", one_of(OPTIMIZERS), topic="Optimizer and averages"
     )
-    momentum: float = setting(
-        0.0, "Momentum (sgd, rmsprop, muon).", UPDATE, allowed=SHARE, defines_run=True
-    )
-    nesterov: bool = setting(False, "Nesterov momentum (sgd, muon).", UPDATE, defines_run=True)
+    momentum: float = setting(0.0, "Momentum (sgd, rmsprop, muon).", SHARE)
+    nesterov: bool = setting(False, "Nesterov momentum (sgd, muon).")
     clip_norm: float = setting(
-        0.0, "Global norm to which the reduced gradients are clipped; 0: no clipping.", UPDATE,
+        0.0, "Global norm to which the reduced gradients are clipped; 0: no clipping.",
         # Its inverse has to be a number that processors do not round to 0.
-        allowed=Range(lambda value: value == 0 or 1e-30 <= value <= 1e30, "0, or 1e-30 to 1e30"),
-        defines_run=True,
+        Range(lambda value: value == 0 or 1e-30 <= value <= 1e30, "0, or 1e-30 to 1e30")
     )
     moving_average_decay: float = setting(
-        0.9999,
-        "Decay of the moving averages of the weights, which are evaluated and exported. 0: no "
-        "averages are kept.",
-        UPDATE, allowed=SHARE, defines_run=True,
+        0.9999, "Decay of the moving averages of the weights, which are evaluated and exported. 0: "
+        "no averages are kept.", SHARE
     )
 
     init_from: str | None = setting(
-        None,
-        "Where a new run takes its initial weights from, and nothing else: a run, a checkpoint in "
-        "one, or a .keras file. Layers are matched by name and shape.",
-        RECORD, allowed=RUN_PATH,
+        None, "Where a new run takes its initial weights from, and nothing else: a run, a "
+        "checkpoint in one, or a .keras file. Layers are matched by name and shape.", RUN_PATH,
+        topic="What is written, and when"
     )
-    max_steps: int | None = setting(
+    max_steps: int | None = option(
         None, "Step at which the run ends, if it comes before the end of --train_epochs.",
-        RECORD, allowed=AT_LEAST_1,
+        AT_LEAST_1
     )
-    eval_every_epochs: int = setting(
-        0, "Epochs between two evaluations; there is one at the end in any case.",
-        RECORD, allowed=AT_LEAST_0,
+    eval_every_epochs: int = option(
+        0, "Epochs between two evaluations; there is one at the end in any case.", AT_LEAST_0
     )
-    log_every_steps: int = setting(
-        20, "Steps between two lines of metrics.jsonl.", RECORD, allowed=AT_LEAST_1
-    )
-    summary_every_steps: int = setting(
+    log_every_steps: int = option(20, "Steps between two lines of metrics.jsonl.", AT_LEAST_1)
+    summary_every_steps: int = option(
         500, "Steps between two sets of histograms and images for TensorBoard; 0: none.",
-        RECORD, allowed=AT_LEAST_0,
+        AT_LEAST_0
     )
-    verify_every_steps: int = setting(
-        0,
-        "Steps between two hashes of the whole state in metrics.jsonl, by which `towers-compare "
-        "RUN_A RUN_B` finds the step at which two runs begin to differ. 0: no hashes.",
-        RECORD, allowed=AT_LEAST_0,
+    verify_every_steps: int = option(
+        0, "Steps between two hashes of the whole state in metrics.jsonl, by which `towers-compare "
+        "RUN_A RUN_B` finds the step at which two runs begin to differ. 0: no hashes.", AT_LEAST_0
     )
-    checkpoint_every_steps: int = setting(
-        500, "Steps between two checkpoints.", RECORD, allowed=AT_LEAST_1
-    )
-    checkpoints_to_keep: int = setting(
-        5, "How many of the newest checkpoints are kept.", RECORD, allowed=AT_LEAST_1
-    )
+    checkpoint_every_steps: int = option(500, "Steps between two checkpoints.", AT_LEAST_1)
+    checkpoints_to_keep: int = option(5, "How many of the newest checkpoints are kept.", AT_LEAST_1)
     # fmt: on
 
     def __post_init__(self):
@@ -452,11 +365,9 @@ class TrainSettings(Settings):
              f"eval.py takes --split={TRAINING_SPLIT}"),
             ("mixup_alpha", self.mixup_alpha and is_odd, even),
             ("cutmix_alpha", self.cutmix_alpha and is_odd, even),
-            ("learning_rate_schedule", has_decays and not decays,
-             "needs --decay_epochs, such as 82,123"),
-            ("decay_epochs", decays and not has_decays,
-             f"only for --learning_rate_schedule=piecewise, and it is {schedule}"),
-            ("decay_epochs", not is_rising, "must be above 0 and increase"),
+            ("decay_epochs", has_decays != bool(decays) or not is_rising,
+             "must increase from above 0 for --learning_rate_schedule=piecewise, such as 82,123; "
+             f"for others, there are none, and it is {schedule}"),
             ("warmup_epochs", has_end and self.warmup_epochs >= self.train_epochs,
              f"must be below --train_epochs={self.train_epochs:g} for the {schedule} schedule"),
             ("momentum", self.momentum and not has_momentum,
@@ -473,39 +384,31 @@ class EvalSettings(Settings):
     """The flags of `eval.py` under their own names."""
 
     # fmt: off
-    train_dir: str = setting("runs/tutorial", "Folder of the run.", EVERYDAY, allowed=RUN_PATH)
-    checkpoint: str | None = setting(
-        None, "Checkpoint to evaluate, by path or step; default: the newest one.",
-        EVERYDAY, allowed=RUN_PATH,
+    train_dir: str = option("runs/tutorial", "Folder of the run.", RUN_PATH, topic="Everyday")
+    checkpoint: str | None = option(
+        None, "Checkpoint to evaluate, by path or step; default: the newest one.", RUN_PATH
     )
-    split: str | None = setting(
-        None, "Split to evaluate, such as train; default: the split that the run evaluates.",
-        EVERYDAY, allowed=SPLIT,
+    split: str | None = option(
+        None, "Split to evaluate, such as train, or all of a folder of pictures; default: the "
+        "split that the run evaluates.", SPLIT
     )
-    num_towers: int | None = setting(
-        None, "Number of towers; default: one per visible GPU, or 1 without a GPU.",
-        EVERYDAY, allowed=PARTS,
+    num_towers: int | None = option(
+        None, "Number of towers; default: one per visible GPU, or 1 without a GPU.", PARTS
     )
-    test_time_flip: bool = setting(
-        False, "Average the logits of each image and its mirror image.", EVERYDAY
+    test_time_flip: bool = option(False, "Average the logits of each image and its mirror image.")
+    run_once: bool = option(
+        True, "Evaluate one checkpoint and exit; --run_once=false follows a running training."
     )
-    write_predictions: str | None = setting(
-        None, "CSV file with one line per example: its name, class, predicted class and loss.",
-        EVERYDAY, allowed=CSV_FILE,
-    )
-    run_once: bool = setting(
-        True,
-        "Evaluate one checkpoint and exit; --run_once=false follows a running training.", EVERYDAY
-    )
-    eval_interval_seconds: float = setting(
+    eval_interval_seconds: float = option(
         10.0, "Seconds between two checks for a new checkpoint.",
-        EVERYDAY, allowed=Range(lambda value: 0 < value <= 86_400, "above 0 and at most 86400"),
+        Range(lambda value: 0 < value <= 86_400, "above 0 and at most 86400")
     )
-    dataset: str | None = setting(None, "Data set; default: the run's.", DATA)
-    data_dir: str | None = setting(None, "Folder of the data; default: the run's.", DATA)
-    global_batch_size: int | None = setting(
-        None, "Examples per batch, over all towers together; default: the run's.",
-        ARITHMETIC, allowed=BATCH,
+
+    data_dir: str | None = option(None, "Folder of the data; default: the run's.", topic="Data")
+
+    global_batch_size: int | None = option(
+        None, "Examples per batch, over all towers together; default: the run's.", BATCH,
+        topic="Towers and arithmetic"
     )
     # fmt: on
 
@@ -516,6 +419,13 @@ class EvalSettings(Settings):
                 f"--checkpoint={self.checkpoint}: names one checkpoint, and --run_once=false "
                 "follows all of them; give one of the two"
             )
+
+
+def described(field: dataclasses.Field) -> str:
+    """A setting's help, with its choices."""
+    allowed = field.metadata["allowed"]
+    choices = f" Must be {allowed.allowed}." if allowed and allowed.choices else ""
+    return field.metadata["help"] + choices
 
 
 def check(field: dataclasses.Field, value: Any) -> None:
@@ -553,21 +463,21 @@ def label(name: str) -> str:
     return f"--{name}=" if name in TrainSettings.__dataclass_fields__ else f"{name} "
 
 
-def by_topic(record: type[Settings]) -> Iterator[tuple[str, list[dataclasses.Field]]]:
-    """The definitions under each topic that has some, in the order of TOPICS."""
-    for topic in TOPICS:
-        fields = [f for f in dataclasses.fields(record) if f.metadata["topic"] == topic]
-        if fields:
-            yield topic, fields
+def by_topic(record: type[Settings]) -> dict[str, list[dataclasses.Field]]:
+    """The definitions under each topic, in their order."""
+    topics: dict[str, list[dataclasses.Field]] = {}
+    topic = ""
+    for field in dataclasses.fields(record):
+        topic = field.metadata["topic"] or topic
+        topics.setdefault(topic, []).append(field)
+    return topics
 
 
 def run_defining(chosen: Mapping) -> dict:
     """Of resolved settings, those that decide the weights that a run ends with, by name."""
-    defining = {
+    decides_end = chosen["learning_rate_schedule"] in ENDING_SCHEDULES
+    return {
         field.name: chosen[field.name]
         for field in dataclasses.fields(TrainSettings)
-        if field.metadata["defines_run"]
+        if not field.metadata["may_change"] or (field.name == "train_epochs" and decides_end)
     }
-    if chosen["learning_rate_schedule"] in ENDING_SCHEDULES:
-        defining["train_epochs"] = chosen["train_epochs"]
-    return defining

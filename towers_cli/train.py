@@ -9,50 +9,44 @@ The same command continues a run that was stopped.
 Once the package is installed, they are towers-train and towers-eval.
 """
 
-import dataclasses
 import math
 
 from towers_cli import command_line, settings
 
 
-def command() -> None:
-    """Runs the command to its end."""
-    command_line.run(settings.TrainSettings, __doc__, main)
+def command() -> int:
+    """Runs the command; returns the exit code."""
+    return command_line.run(settings.TrainSettings, __doc__, main)
 
 
 def main(chosen: settings.TrainSettings) -> int:
     """Trains; returns the exit code."""
-    from towers import multi_worker
-    from towers.runs import run_folder
+    from towers import machine, multi_worker
     from towers_cli import build, resolve
 
     # What TensorFlow's runtime fixes when it starts, and workers meet through it.
     with settings.as_flags():
         members = multi_worker.from_tf_config()
-    folder = run_folder.RunFolder(chosen.train_dir, "--train_dir")
-    threads = resolve.intra_op_threads(chosen, folder, members is None or not members.index)
-    build.start_runtime(threads, chosen.deterministic)
-    tower_devices = build.tower_devices(chosen.num_towers)
+    gpus, cores = machine.num_devices("GPU"), machine.available_cores()
+    chosen = resolve.resolved(chosen, gpus, cores, len(members.addresses) if members else 1)
+    tower_devices = build.start_runtime(
+        chosen.intra_op_threads, chosen.deterministic, chosen.num_towers
+    )
     with multi_worker.meet(members, chosen.worker_wait_seconds) as workers:  # most often one
-        return train(chosen, folder, tower_devices, workers)
+        return train(chosen, tower_devices, workers)
 
 
-def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int:
+def train(chosen: settings.TrainSettings, tower_devices, workers) -> int:
     """The story of a training, once all workers are there; returns the exit code."""
     import tensorflow as tf
 
     import towers
     from input_pipeline import images
-    from towers import machine
-    from towers_cli import announcements, build, own_model, resolve, run_config
+    from towers.runs import run_folder
+    from towers_cli import announcements, build, resolve, run_config
 
-    # What the run is, as its folder and this machine have it.
-    earlier, cores = workers.from_chief(
-        "what is in the folder",
-        lambda: [run_config.earlier_run(folder), machine.available_cores()],
-    )
-    gpus = machine.num_devices("GPU")
-    chosen = resolve.resolved(chosen, earlier, gpus, cores, workers.count)
+    folder = run_folder.RunFolder(chosen.train_dir, "--train_dir")
+    workers.from_chief("what is in the folder", lambda: run_config.read(folder))
     parameter_device = build.parameter_device(chosen, tower_devices, workers)
     run_config.check_alike(workers, chosen)
     towers_of_workers = workers.exchange("their numbers of towers", len(tower_devices))
@@ -60,9 +54,8 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
     # The data, and the model at its initial weights.
     training, evaluated = build.load_data(chosen, workers)
     preprocessing = build.preprocessing(chosen, training)
-    num_classes = len(training.class_names)
     model = build.build_network(
-        dataclasses.asdict(chosen), preprocessing.output_shape, num_classes, parameter_device
+        chosen, preprocessing.output_shape, len(training.class_names), parameter_device
     )
 
     # What the run is to do, checked against what is in the folder, and shown.
@@ -74,20 +67,19 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
     )  # fmt: skip
     workers.from_chief("what it begins with", lambda: run_config.check_beginning(config, folder))
     if workers.is_chief:
-        rows = announcements.rows(config, learning_rate, evaluated.num_examples)
-        print(announcements.format_table(rows), flush=True)
+        print(announcements.start_table(config, learning_rate, evaluated.num_examples), flush=True)
     if chosen.dry_run:
         return 0
     finished = workers.from_chief("whether the run has finished", folder.read_final_summary)
     if finished and finished["step"] >= last_step:
         print(f"the run has finished already, at step {finished['step']}")
-        return announcements.end(folder, chosen.eval_split, workers)
+        return 0
 
     # The run: Keras's fit on towers, from its beginning or from where it stands.
     one_hot = build.takes_shares(chosen)
     build.compile_model(chosen, model, training, preprocessing, parameter_device)
     # What names no device is on the CPU: TensorFlow would put it on the first GPU.
-    with own_model.faults_in_training(chosen.model), tf.device(towers.devices.HOST):
+    with tf.device(towers.devices.HOST):
         towers.distribute(
             model,
             tower_devices,
@@ -100,7 +92,7 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
             model,
             init_from=chosen.init_from,
             **config,
-            export=build.exporter(preprocessing, training.class_names),
+            export=lambda model: build.export(model, preprocessing, training.class_names),
         )
         try:
             run.fit(
@@ -119,4 +111,10 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
             )
         except towers.Stopped as stopped:
             return stopped.code
-    return announcements.end(folder, chosen.eval_split, workers)
+    if workers.is_chief:
+        summary = folder.read_final_summary()
+        print(
+            f"finished: {chosen.eval_split} accuracy {summary['val_accuracy']:.2%}, "
+            f"{folder.final_model}, weights sha256 {summary['weights_sha256'][:16]}"
+        )
+    return 0

@@ -30,7 +30,7 @@ def settings_page(page: str) -> str:
 
 def tables(command: str) -> Iterator[str]:
     """A table for each topic of a command's settings."""
-    for topic, fields in settings.by_topic(RECORDS[command]):
+    for topic, fields in settings.by_topic(RECORDS[command]).items():
         yield f"\n### {topic}"
         yield "| flag | default | meaning | allowed | defines the run |"
         yield "|---|---|---|---|---|"
@@ -43,7 +43,7 @@ def tables(command: str) -> Iterator[str]:
                 f"`{default}`" if default else "",
                 about["help"],
                 allowed,
-                "yes" if about["defines_run"] else "",
+                "yes" if not about["may_change"] else "",
             ]
             yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 

@@ -22,9 +22,9 @@ from multiprocessing import connection
 from pathlib import Path
 from unittest import mock
 
-from towers_cli import system
+from towers_cli import command_line
 
-with system.without_notices():  # of TensorFlow's, which a fork does not print either
+with command_line.without_notices():  # of TensorFlow's, which a fork does not print either
     import lighter
 
 HELPERS = Path(__file__).parent

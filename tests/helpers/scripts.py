@@ -16,7 +16,6 @@ from pathlib import Path
 
 import forked
 import lighter
-from absl import flags
 
 from towers.runs import checkpoints
 from towers_cli import command_line, compare, settings
@@ -34,25 +33,17 @@ COMMANDS = {
 }
 
 
-def line_of(name: str) -> command_line.CommandLine:
-    """A command's flags, apart from those of this process."""
-    command, record = COMMANDS[name]
-    return command_line.CommandLine(record, command.__doc__, flags.FlagValues())
-
-
 def run(name: str, *arguments: str) -> subprocess.CompletedProcess:
     """Runs `python name.py arguments` without a new process; an error is one line on stderr."""
-    line, command = line_of(name), COMMANDS[name][0]
+    command, record = COMMANDS[name]
     call = [f"{name}.py", *arguments]
     stdout, stderr = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         try:
-            argv = line.parse(call)
+            with lighter.runs(), deterministic_as_before():
+                code = command_line.run(record, command.__doc__, command.main, call)
         except SystemExit as ended:
             code = ended.code
-        else:
-            with lighter.runs(), deterministic_as_before():
-                code = command_line.execute(line, argv, command.main)
     done = subprocess.CompletedProcess(call, code, stdout.getvalue(), stderr.getvalue())
     assert code not in (1, 2) or re.fullmatch(rf"{name}\.py: error: .+\n", done.stderr), done
     return done
@@ -110,8 +101,8 @@ def small_run(folder: Path) -> list[str]:
 LIGHTER_TRAIN = f"""
 import runpy, sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests" / "helpers")!r}]
-from towers_cli import system
-with system.without_notices():
+from towers_cli import command_line
+with command_line.without_notices():
     import lighter
 with lighter.runs():
     runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
@@ -127,8 +118,7 @@ def lighter_train(folder: Path) -> str:
 
 def settings_of(*arguments: str) -> settings.TrainSettings:
     """The `TrainSettings` that train.py makes of its flags."""
-    line = line_of("train")
-    return line.settings(line.parse(["train.py", *arguments]))
+    return command_line.parse(settings.TrainSettings, None, ["train.py", *arguments])
 
 
 def start(name: str, *arguments: str) -> subprocess.Popen:
@@ -157,11 +147,6 @@ def processes_with(variable: str) -> list[int]:
             if variable.encode() in (process / "environ").read_bytes().split(b"\0"):
                 found.append(int(process.name))
     return found
-
-
-def unwrapped(output: str) -> str:
-    """A command's output, each row of its table on one line."""
-    return re.sub(r"\n {17}(?=\S)", " ", output)
 
 
 def lines_of(path: Path) -> list[dict]:

@@ -7,7 +7,7 @@ import pytest
 import scripts
 import tiny_photos
 
-from towers_cli import system
+from towers_cli import command_line
 
 HOSTILE = (
     "\x1b[2J\x1b]0;mine\x07ant\x9b1m\u202e"  # clears a screen, names a window, turns text round
@@ -26,7 +26,7 @@ SHOWN = r"\x1b[2J\x1b]0;mine\x07ant\x9b1m\u202e"
     ],
 )
 def test_printable(text, shown):
-    assert system.printable(text) == shown
+    assert command_line.printable(text) == shown
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_towers_and_devices_do_not_occur_in_the_default_microbatches(
     num_towers, num_gpus, flags, expected
 ):
     asked = scripts.settings_of(f"--num_towers={num_towers}", *flags)
-    chosen = resolve.resolved(asked, None, num_gpus=num_gpus, cores=2)
+    chosen = resolve.resolved(asked, num_gpus=num_gpus, cores=2)
     assert chosen.microbatch_size == expected
 
 
@@ -111,7 +111,7 @@ def test_towers_and_devices_do_not_occur_in_the_default_microbatches(
     ],
 )
 def test_cores_do_not_occur_in_the_default_threads_of_several_microbatches(cores, flags, expected):
-    chosen = resolve.resolved(scripts.settings_of(*flags), None, num_gpus=0, cores=cores)
+    chosen = resolve.resolved(scripts.settings_of(*flags), num_gpus=0, cores=cores)
     assert chosen.intra_op_threads == expected
 
 

@@ -313,9 +313,8 @@ class TestTheCommand:
         config = json.loads((tmp_path / "new" / "config.json").read_text())
         assert config["resolved"]["init_from"]["path"] == str(first)
         first.rename(tmp_path / "elsewhere")
-        for flags, step in (([], 1), (given, 2)):
-            done = scripts.trained(tmp_path / "new", *flags, f"--max_steps={step + 1}")
-            assert f"continuing at step {step}" in done.stdout
+        done = scripts.trained(tmp_path / "new", *given, "--max_steps=2")
+        assert "continuing at step 1" in done.stdout
         done = scripts.train(tmp_path / "new", f"--init_from={tmp_path}", "--max_steps=4")
         assert done.returncode == 1
         assert f"--init_from={tmp_path} (the run has {first})" in done.stderr

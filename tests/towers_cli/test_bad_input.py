@@ -40,7 +40,7 @@ BOUNDS = {
 }
 
 CONTRADICTORY = {  # and the flag that is named first
-    "--learning_rate_schedule=piecewise": "learning_rate_schedule",
+    "--learning_rate_schedule=piecewise": "decay_epochs",
     "--decay_epochs=82,123": "decay_epochs",
     "--learning_rate_schedule=piecewise --decay_epochs=123,82": "decay_epochs",
     "--learning_rate_schedule=piecewise --decay_epochs=0,82": "decay_epochs",
@@ -61,15 +61,14 @@ CONTRADICTORY = {  # and the flag that is named first
 
 
 NOT_A_FLAG = {
-    "--learning_rat=1": "learning_rate",
+    "--learning_rat=1": "--learning_rat=1",
     "--z\x1bz": r"z\x1bz",
-    "--nonesterov=1": "nonesterov",
+    "--nonesterov": "nonesterov",
     "--seed": "seed",
-    f"--{'x' * 10_000}": "flag",
-    "--flagfile=none": "none",
-    "--flagfile=/": "/",
-    f"--flagfile={sys.executable}": "--flagfile",
-    "--flagfile": "--flagfile",
+    f"--{'x' * 10_000}": "xxx",
+    "@none": "none",
+    "@/": "'/'",
+    f"@{sys.executable}": "decode",
     "runs/mine": "runs/mine",
 }
 
@@ -149,7 +148,7 @@ def wrong_values(field) -> list[str]:
 def test_a_value_that_a_setting_may_not_be(nothing_is_left, name, field):
     for value in wrong_values(field):
         done = scripts.run(name, f"--train_dir={nothing_is_left}", f"--{field.name}={value}")
-        check(done, 2, f"{name}.py: error: --{field.name}=", "must be ")
+        check(done, 2, f"{name}.py: error: ", f"--{field.name}")
         if (allowed := field.metadata["allowed"]) and (value == "-1" or allowed.choices):
             assert f"must be {allowed.allowed}" in done.stderr
 
@@ -164,9 +163,7 @@ def test_flags_that_contradict(nothing_is_left, flags):
 @pytest.mark.parametrize("name", ["train", "eval"])
 @pytest.mark.parametrize("flag", NOT_A_FLAG, ids=lambda flag: flag[:20])
 def test_flags_that_are_none(nothing_is_left, name, flag):
-    if name == "eval" and flag in ("--learning_rat=1", "--nonesterov=1", "--seed"):
-        flag = "--chekpoint=5"
-    check(scripts.run(name, f"--train_dir={nothing_is_left}", flag), 2, NOT_A_FLAG.get(flag, ""))
+    check(scripts.run(name, f"--train_dir={nothing_is_left}", flag), 2, NOT_A_FLAG[flag])
 
 
 def test_one_checkpoint_is_not_followed_and_no_run_is_not_evaluated(nothing_is_left):

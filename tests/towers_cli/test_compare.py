@@ -40,8 +40,8 @@ def test_one_and_four_towers_are_the_same(one, tmp_path, capsys):
     scripts.train(tmp_path, *FLAGS, "--num_towers=4")
     code, lines = compared(capsys, one, tmp_path)
     assert code == 0
-    assert "--num_towers=4" in lines[0] and "/CPU:0,/CPU:1,/CPU:2,/CPU:3" in lines[1]
-    assert ["0 to 4" in lines[2], "1 to 4" in lines[3], "2 to 4" in lines[5]] == [True] * 3
+    assert "/CPU:0,/CPU:1,/CPU:2,/CPU:3" in lines[0]
+    assert ["0 to 4" in lines[1], "1 to 4" in lines[2], "4 to 4" in lines[4]] == [True] * 3
 
 
 def test_a_rate_that_differs_later_parts_later(one, tmp_path, capsys):
@@ -50,10 +50,10 @@ def test_a_rate_that_differs_later_parts_later(one, tmp_path, capsys):
     scripts.train(tmp_path, *FLAGS, *decay)
     code, lines = compared(capsys, one, tmp_path)
     assert code == 1
-    assert "--learning_rate_schedule=piecewise" in lines[0]
+    assert "learning_rate_schedule piecewise" in lines[0]
     assert "from step 3 (weights, optimizer, moving_averages)" in lines[-5]
     assert "from step 3 (learning_rate 0.1" in lines[-4]
-    assert "from step 4 (" in lines[-2] and "weights" in lines[-2]
+    assert "from step 4 (state" in lines[-2]
     assert "from step 3" in lines[-1]
 
 
@@ -74,7 +74,7 @@ def test_what_only_one_run_has_is_not_compared(copy, one, capsys):
     lines = scripts.lines_of(copy / "metrics.jsonl")
     kept = [json.dumps(line) for line in lines if "state_sha256" not in line and line["step"] < 3]
     (copy / "metrics.jsonl").write_text("\n".join(kept) + '\n{"step": 3, "lo')
-    shutil.rmtree(copy / "checkpoints")
+    (copy / "final_model.json").unlink()
     code, said = compared(capsys, one, copy)
     assert (code, len(said)) == (0, 6)
     assert "1 to 2" in said[2] and "to step 2" in said[-1]
@@ -89,17 +89,11 @@ class TestWhatCannotBeCompared:
         return out, err
 
     def test_no_step_in_common(self, copy, one, capsys):
-        shutil.rmtree(copy / "checkpoints")
+        (copy / "final_model.json").unlink()
         (copy / "metrics.jsonl").unlink()
         self.explained(capsys, one, copy)
         _, err = self.explained(capsys, one, copy / "none")
         assert f"{copy / 'none'}: " in err
-
-    def test_a_damaged_checkpoint_after_what_can_be(self, copy, one, capsys):
-        (copy / "checkpoints" / "step-2" / "state.index").write_bytes(b"torn")
-        out, err = self.explained(capsys, one, copy)
-        assert "step-2 cannot be" in err
-        assert "hashes of the state: the same at all 5 steps" in out
 
     @pytest.mark.parametrize("arguments", [[], ["one"], ["one", "two", "three"], ["one", "--two"]])
     def test_other_than_two_folders(self, arguments):

@@ -17,7 +17,7 @@ def test_on_a_drawn_set_leaves_a_new_home_folder_empty(command, tmp_path):
     places |= {name: str(tmp_path / name) for name in ("KERAS_HOME", "MPLCONFIGDIR")}
     done = command("train.py", "--dry_run", "--recipe=shapes", env=kept | places, cwd=home)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "5,000 train, 1,000 test" in done.stdout and "cosine to 0" in done.stdout
+    assert "5,000 train, 1,000 test" in done.stdout and "cosine, 0.02 to 0 at" in done.stdout
     assert not list(home.iterdir())
 
 

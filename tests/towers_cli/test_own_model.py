@@ -21,12 +21,6 @@ class Unsaved(L.Layer):
     def call(self, x):
         return x
 
-class Late(L.Layer):
-    def call(self, x, training=False):
-        if training:
-            raise KeyError("only in training")
-        return x
-
 class Printing(L.Layer):
     def call(self, x):
         tf.print(x[0, 0, 0])
@@ -50,9 +44,12 @@ unsaved = lambda shape, classes: made(shape, Unsaved(object()))
 nothing = lambda shape, classes: None
 wrong = lambda shape, classes: L.Dense(-1)
 ends_with_softmax = lambda *given: keras.Sequential([build(*given), L.Softmax()])
-fails_late = lambda shape, classes: made(shape, Late())
 prints = lambda shape, classes: made(shape, Printing())
 number = 3
+
+def no_kernel(shape, classes):
+    x = keras.Input(shape)
+    return keras.Model(x, L.BatchNormalization()(x[:, 0, :classes, 0]))
 """
 
 
@@ -106,12 +103,6 @@ class TestARunOfIt:
         assert "--model=mine:build: " in done.stderr
         assert scripts.contents(here / "run") == before
 
-    def test_that_fails_in_training_is_named(self, here):
-        done = scripts.train(here / "run", "--model=mine:fails_late", "--max_steps=1")
-        assert done.returncode == 2
-        for piece in ("--model=mine:fails_late: ", "only in training", f"{here / 'mine.py'}, line"):
-            assert piece in done.stderr
-
     def test_that_xla_cannot_compile_is_said_in_a_sentence(self, here):
         done = scripts.train(here / "run", "--model=mine:prints", "--max_steps=1", "--jit_compile")
         assert done.returncode == 1
@@ -122,14 +113,14 @@ class TestARunOfIt:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        ("none:build", "'none'; looked for in {here} "),
+        ("none:build", "'none'"),
         ("mine.sub:build", "'mine'"),
         ("needs:build", "'no_such_package'"),
         ("broken:build", "{here}/broken.py, line 3"),
         ("typo:build", "SyntaxError: "),
-        ("mine:other", "{here}/mine.py "),
+        ("mine:other", "{here}/mine.py"),
         ("mine:number", "number"),
-        ("mine:wrong", "{here}/mine.py, line 4"),
+        ("mine:wrong", "{here}/mine.py, line "),
         ("mine:nothing", "NoneType"),
         ("mine:three", "(None, 3)"),
         ("mine:smaller", "ValueError: "),
@@ -147,14 +138,13 @@ def test_what_is_no_network_is_refused(here, model, reason):
     assert not (here / "run").exists()
 
 
-def test_a_module_of_the_user_does_not_import_our_package_for_its_own(here):
-    (here / "input_pipeline.py").touch()
-    done = scripts.train(here / "run", "--model=mine:build")
-    assert done.returncode == 2 and f"{here / 'input_pipeline.py'} " in done.stderr
+def test_weight_decay_of_a_network_without_kernels_is_refused(here):
+    done = scripts.train(here / "run", "--model=mine:no_kernel", "--weight_decay=0.1")
+    assert done.returncode == 2 and "error: --weight_decay=0.1: " in done.stderr
 
 
 def test_a_recipe_in_a_file(here):
     """The module lies where the command is called; what follows wins."""
     (here / "recipe.txt").write_text("# my own\n--model=mine:build\n--max_steps=9\n")
-    scripts.trained(here / "run", "--flagfile=recipe.txt", "--max_steps=2")
+    scripts.trained(here / "run", "@recipe.txt", "--max_steps=2")
     assert scripts.final_summary(here / "run")["step"] == 2

@@ -10,7 +10,7 @@ class TestTheDefaultsOfGpus:
     @pytest.mark.parametrize(
         ("flags", "workers", "size", "device"),
         [
-            (["--recipe=fast", "--microbatch_size=0"], 1, 256, "gpu"),  # of 2,048
+            (["--recipe=shapes", "--global_batch_size=2048"], 1, 256, "gpu"),
             (["--recipe=fast"], 2, 128, "cpu"),  # the recipe's
             (["--recipe=shapes"], 1, 64, "gpu"),  # the whole batch
             (["--global_batch_size=512"], 1, 128, "cpu"),
@@ -20,10 +20,10 @@ class TestTheDefaultsOfGpus:
     def test_do_not_depend_on_how_many_there_are(self, flags, workers, size, device):
         chosen = scripts.settings_of("--gpu_defaults", *flags)
         for num_gpus in (1, 8):
-            resolved = resolve.resolved(chosen, None, num_gpus, 4, workers)
+            resolved = resolve.resolved(chosen, num_gpus, 4, workers)
             assert resolved.jit_compile and resolved.num_towers == num_gpus
             assert (resolved.microbatch_size, resolved.parameter_device) == (size, device)
 
     def test_are_for_gpus(self):
         with pytest.raises(settings.SettingsError, match="--gpu_defaults"):
-            resolve.resolved(scripts.settings_of("--gpu_defaults"), None, 0, 4)
+            resolve.resolved(scripts.settings_of("--gpu_defaults"), 0, 4)

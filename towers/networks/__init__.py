@@ -21,7 +21,7 @@ class Network:
         height, width, channels], to logits [n, num_classes]; `dtype` is the policy of all layers,
         `seed` that of the initial weights.
       weight_decay: default coefficient.
-      weight_filter: default key of weight_decay.FILTERS.
+      weight_filter: key of weight_decay.FILTERS.
       preprocessing: default name of the input pipeline's preprocessing.
       adapt: (model, images) fits what is not trained to preprocessed training images, before the
         first step; None where there is nothing to fit.
