@@ -1,3 +1,3 @@
-"""The version of both packages; pyproject.toml and `--version` read it from here."""
+"""The version of both packages; pyproject.toml reads it from here."""
 
 __version__ = "0.1.0"

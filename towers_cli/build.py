@@ -20,27 +20,25 @@ TOP = 5  # the label is among so many largest logits
 COMPARED = ("global_batch_size", "learning_rate", "model", "num_towers", "optimizer")
 
 
-def start_runtime(
-    intra_op_threads: int, deterministic: bool, num_towers: int | None = None
-) -> tuple[str, ...]:
-    """Sets what TensorFlow's runtime fixes when it starts, and undoes `~/.keras/keras.json`.
+def start_runtime(chosen: settings.TrainSettings) -> tuple[str, ...]:
+    """Sets what TensorFlow's runtime fixes when it starts; returns one device per tower.
 
-    Returns one device per tower; None means one per visible GPU, else 1.
+    Nothing of `~/.keras/keras.json` is left.
     """
     keras.config.set_floatx("float32")
     keras.config.set_image_data_format("channels_last")
     keras.config.set_epsilon(1e-7)
     try:
-        devices.use_intra_op_threads(intra_op_threads)
+        devices.use_intra_op_threads(chosen.intra_op_threads)
     except RuntimeError as error:
         raise settings.SettingsError(
-            f"--intra_op_threads={intra_op_threads}: TensorFlow has started with another number; "
-            "a module of --model must make no tensor when it is imported"
+            f"--intra_op_threads={chosen.intra_op_threads}: TensorFlow has started with another "
+            "number; a module of --model must make no tensor when it is imported"
         ) from error
-    if deterministic:
+    if chosen.deterministic:
         devices.run_deterministically()
     with settings.as_flags("--"):
-        return devices.choose(num_towers)
+        return devices.choose(chosen.num_towers)
 
 
 def parameter_device(

@@ -6,7 +6,6 @@ DIR is laid out as for train.py --dataset=folder. Exits with 0 if all pictures c
 used, with 1 if some cannot, and with 2 after a wrong argument.
 """
 
-import sys
 from collections.abc import Sequence
 
 from towers_cli import command_line
@@ -35,7 +34,3 @@ def check(folder: str) -> int:
             print(command_line.printable(f"{path} {reason}"), flush=True)
     print(f"{count:,} pictures, {f'{broken:,} cannot' if broken else 'all of them can'} be used")
     return 1 if broken else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

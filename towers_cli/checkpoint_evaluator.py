@@ -1,5 +1,6 @@
 """Evaluating the checkpoints of a run: what `eval.py` does once its flags are parsed."""
 
+import dataclasses
 import functools
 import os
 import time
@@ -52,9 +53,7 @@ class CheckpointEvaluator:
         self._config = self._read_config()
         run = settings.TrainSettings(**self._config["settings"])
         # The same arithmetic as in training, to the last bit.
-        tower_devices = build.start_runtime(
-            run.intra_op_threads, run.deterministic, chosen.num_towers
-        )
+        tower_devices = build.start_runtime(dataclasses.replace(run, num_towers=chosen.num_towers))
 
         derived = self._config["resolved"]
         split = chosen.split or run.eval_split
@@ -106,21 +105,16 @@ class CheckpointEvaluator:
             settings.TRAINING_SPLIT: derived["data_sha256"],
             self._config["settings"]["eval_split"]: derived["eval_sha256"],
         }
-        expected = {
-            "image shape": derived["image_shape"],
-            "classes": derived["class_names"],
-            "sha256": recorded.get(split, loaded.fingerprint),
-        }
-        here = {
-            "image shape": image_shape,
-            "classes": loaded.class_names,
-            "sha256": loaded.fingerprint,
-        }
+        here = {"image_shape": image_shape, "class_names": loaded.class_names}
+        expected = {name: derived[name] for name in here}
+        if split in recorded:
+            here["sha256"], expected["sha256"] = loaded.fingerprint, recorded[split]
         if different := errors.differences(expected, here):
             data_dir = self._chosen.data_dir
+            flag = f"--data_dir={data_dir}" if data_dir else f"--split={split}"
             raise settings.SettingsError(
-                f"{f'--data_dir={data_dir}' if data_dir else f'--split={split}'}: its images or "
-                f"labels are not those of the run: {'; '.join(different)[:600]}"
+                f"{flag}: its images or labels are not those of the run: "
+                f"{'; '.join(different)[:600]}"
             )
 
     @functools.cached_property

@@ -1,23 +1,19 @@
 """A command from its arguments to its exit code, with errors of one line on stderr.
 
-A wrong argument ends with 2; help, or the version, goes to stdout and ends with 0. TensorFlow is
-imported once the arguments are right: a typo is answered at once.
+A wrong argument ends with 2; help goes to stdout and ends with 0. TensorFlow is imported once the
+arguments are right: a typo is answered at once.
 """
 
 import argparse
 import contextlib
 import os
-import runpy
 import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from towers_cli import settings
-
-_VERSION = Path(__file__).parents[1] / "towers" / "version.py"  # without importing TensorFlow
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,12 +26,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         """Says what is wrong, and ends the process with 2."""
-        self.exit(say_error(self.prog, " ".join(message.split())[:300], 2))
-
-    def convert_arg_line_to_args(self, arg_line):
-        """The flag in a line of a file of flags; none if that is empty or a comment."""
-        line = arg_line.strip()
-        return [line] if line and not line.startswith("#") else []
+        problem = " ".join(message.split()).removeprefix("argument ")
+        self.exit(say_error(self.prog, problem[:300], 2))
 
 
 def boolean(text: str) -> bool:
@@ -54,13 +46,10 @@ _TYPES: dict[Any, Callable] = {bool: boolean, tuple[float, ...]: list_of_numbers
 def parse(record: type[settings.Settings], about: str | None, argv: Sequence[str]) -> Any:
     """The checked record of a command's flags, with the recipe's values for those left out.
 
-    The parts of `argv` are the command and its arguments, of which @FILE stands for those in a
-    file. Exits with 2 after a wrong one, and with 0 after help.
+    The parts of `argv` are the command and its arguments. Exits with 2 after a wrong one, and with
+    0 after help.
     """
-    usage = "%(prog)s [--flag=value ...] [@FILE with a flag in each line]"
-    parser = Parser(os.path.basename(argv[0]), about, usage=usage, fromfile_prefix_chars="@")
-    version = runpy.run_path(str(_VERSION))["__version__"]
-    parser.add_argument("--version", action="version", version=f"towers {version}")
+    parser = Parser(os.path.basename(argv[0]), about, usage="%(prog)s [--flag=value ...]")
     for topic, of_topic in settings.by_topic(record).items():
         group = parser.add_argument_group(topic)
         for field in of_topic:
@@ -75,10 +64,10 @@ def parse(record: type[settings.Settings], about: str | None, argv: Sequence[str
                 help=settings.described(field),
                 **alone,
             )
+    chosen = vars(parser.parse_args(argv[1:]))
     try:
-        chosen = vars(parser.parse_args(argv[1:]))
         return record(**settings.RECIPES.get(chosen.get("recipe"), {}) | chosen)
-    except ValueError as error:  # such as a SettingsError, or a file of flags that is no text
+    except settings.SettingsError as error:
         parser.error(str(error))
 
 
@@ -110,14 +99,14 @@ def exit_code(command: str, run: Callable[[], int], error_code: int | None = Non
     except KeyboardInterrupt:
         print("stopped")
         return 130
-    except BrokenPipeError:
-        return output_is_gone()
+    except BrokenPipeError:  # the reader has gone, as of `train.py | head`
+        os._exit(141)  # as a shell has it; Python would complain as it flushes the rest
     except OSError as error:  # such as a full disk
         file = f"{error.filename}: " if error.filename else ""
         return say_error(command, f"{file}{error.strerror or error}", error_code or 1)
     except Exception as error:
-        is_of_import = getattr(error, "name", "") == "towers"  # Keras is not on TensorFlow
-        if not (is_of_import or hasattr(error, "exit_code")):  # of a SettingsError or a UserError
+        is_of_towers = isinstance(error, ImportError) and error.name == "towers"  # another backend
+        if not (is_of_towers or hasattr(error, "exit_code")):  # of a SettingsError or a UserError
             raise
         return say_error(command, error, error_code or getattr(error, "exit_code", 1))
 
@@ -153,12 +142,3 @@ def printable(text: object) -> str:
     A terminal obeys those that it is sent, and a file's name may hold some.
     """
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in str(text))
-
-
-def output_is_gone() -> int:
-    """Ends the output where its reader has gone, as of `train.py | head`; the shell's exit code."""
-    # Else Python complains when it flushes at its end.
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(nowhere, stream.fileno())
-    return 141

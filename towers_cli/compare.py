@@ -10,7 +10,6 @@ they cannot be compared.
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 
 from towers_cli import command_line
@@ -22,7 +21,7 @@ OF_CLOCK = ("examples_per_second", "step_seconds")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints where the runs in two folders begin to differ; returns the exit code."""
+    """Runs the command; returns the exit code."""
     parser = command_line.Parser(_NAME, __doc__)
     parser.add_argument("run", nargs=2, help="the folder of a run")
     folders = parser.parse_args(arguments).run
@@ -39,7 +38,7 @@ def compare(first: str, second: str) -> int:
     if None in configs:
         folder = folders[configs.index(None)]
         raise run_folder.RunFolderError(f"{folder.path}: there is no run here")
-    first_run, second_run = (config["defining"] | _place(config) for config in configs)
+    first_run, second_run = map(_describe, configs)
     differences = errors.differences(first_run, second_run, "the first run")
     for difference in differences or ["the same"]:
         print(command_line.printable(f"settings: {difference}"))
@@ -73,14 +72,10 @@ def compare(first: str, second: str) -> int:
     return 0
 
 
-def _place(config: Mapping) -> dict:
-    """Where and with what a run began."""
-    derived, began_on = config["resolved"], config["stretches"][0]["runs_on"]
-    place = {
-        "number of workers": len(derived.get("workers", ())) or None,
-        "tower devices": derived.get("tower_devices"),
-    }
-    return place | {f"began with {name}": value for name, value in began_on.items()}
+def _describe(config: Mapping) -> dict:
+    """What defines a run, and where it began."""
+    place = {"tower devices": config["resolved"]["tower_devices"]}
+    return config["defining"] | config["stretches"][0]["runs_on"] | place
 
 
 def _records(folder) -> dict[str, dict[int, Mapping]]:
@@ -107,7 +102,3 @@ def _difference(a: Mapping, b: Mapping) -> str:
         if json.dumps(here) != json.dumps(there) and name not in OF_CLOCK:  # as text, NaN is NaN
             different.append(name if isinstance(here, str) else f"{name} {here} and {there}")
     return ", ".join(different)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

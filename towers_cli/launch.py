@@ -73,8 +73,6 @@ def _run(program: Sequence[str], count: int, workers: list, signals: list) -> li
             process_group=0,  # the terminal's Ctrl-C comes through the launcher alone
         )  # fmt: skip
         workers.append(worker)
-        for number in signals:  # before this worker was there
-            worker.send_signal(number)
         for stream, to in ((worker.stdout, sys.stdout), (worker.stderr, sys.stderr)):
             arguments = stream, to, b"[%d] " % index, signals
             readers.append(threading.Thread(target=_pass_on, args=arguments, daemon=True))

@@ -16,18 +16,15 @@ from towers.runs import definition
 from towers_cli import settings
 
 
-def is_own(name: str) -> bool:
-    """Whether a `--model` is not one of the package's networks."""
-    return name not in networks.NETWORKS
-
-
 def network(name: str) -> networks.Network:
     """The network of a `--model`."""
-    if not is_own(name):
+    if name in networks.NETWORKS:
         return networks.NETWORKS[name]
     module_name, _, function_name = name.partition(":")
     if not function_name:
-        function, preprocessing = _application(name), "random_resized_crop"
+        if not hasattr(keras.applications, name):
+            raise settings.SettingsError(f"--model={name}: keras.applications has no such network")
+        function, preprocessing = functools.partial(_application, name), "random_resized_crop"
     else:
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())  # at the end: no file there takes a package's place
@@ -40,36 +37,24 @@ def network(name: str) -> networks.Network:
     return networks.Network(build, 0.0, "kernels", preprocessing)
 
 
-def _application(name: str) -> Callable | None:
-    """A network of keras.applications, as a function of (image_shape, num_classes)."""
-    function = getattr(keras.applications, name, None)
-    if function is None:
-        raise settings.SettingsError(f"--model={name}: keras.applications has no such network")
-
-    def build(image_shape, num_classes):
-        options = {"input_shape": image_shape, "classes": num_classes, "weights": None}
-        if "include_preprocessing" in inspect.signature(function).parameters:
-            options["include_preprocessing"] = False  # the images are prepared already
-        model = function(classifier_activation=None, **options)
-        scaling = (keras.layers.Rescaling, keras.layers.Normalization)
-        if any(isinstance(layer, scaling) for layer in model.layers):
-            raise settings.SettingsError(
-                f"--model={name}: scales raw pixels itself, but gets scaled images; choose one "
-                "that does not, such as EfficientNetV2B0"
-            )
-        return model
-
-    return build
+def _application(name: str, image_shape: tuple[int, int, int], num_classes: int) -> keras.Model:
+    """A network of keras.applications."""
+    function = getattr(keras.applications, name)
+    options = {"input_shape": image_shape, "classes": num_classes, "weights": None}
+    if "include_preprocessing" in inspect.signature(function).parameters:
+        options["include_preprocessing"] = False  # the images are prepared already
+    model = function(classifier_activation=None, **options)
+    scaling = (keras.layers.Rescaling, keras.layers.Normalization)
+    if any(isinstance(layer, scaling) for layer in model.layers):
+        raise settings.SettingsError(
+            f"--model={name}: scales raw pixels itself, but gets scaled images; choose one "
+            "that does not, such as EfficientNetV2B0"
+        )
+    return model
 
 
-def _build(
-    name: str,
-    function: Callable,
-    image_shape: tuple[int, int, int],
-    num_classes: int,
-    policy: keras.DTypePolicy,
-    seed: int,
-) -> keras.Model:
+def _build(name: str, function: Callable, image_shape, num_classes, policy, seed) -> keras.Model:
+    """The `build` of a `networks.Network`; refuses what cannot be trained as a classifier."""
     before = keras.config.dtype_policy()
     keras.utils.set_random_seed(seed)
     keras.config.set_dtype_policy(policy)

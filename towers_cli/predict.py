@@ -8,7 +8,6 @@ with 8 bits a channel. Exits with 0, with 1 if a picture cannot be read, and wit
 2 if there is no model for pictures.
 """
 
-import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the number of channels
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the model's answer for each picture; returns the exit code."""
+    """Runs the command; returns the exit code."""
     parser = command_line.Parser(_NAME, __doc__)
     parser.add_argument("run", help="the folder of a run, or a .keras file")
     parser.add_argument("picture", nargs="+", help="a file")
@@ -36,9 +35,7 @@ def predict(run: str, paths: Sequence[str]) -> int:
     from input_pipeline import pictures
     from towers import errors
 
-    model = load(Path(run) if run.endswith(".keras") else final_model(run))
-    mode = _MODES[model.input_shape[-1]]
-    names = model.get_layer("class_name").get_vocabulary()
+    model, mode, names = load(Path(run) if run.endswith(".keras") else final_model(run))
     code = 0
     for path in paths:
         try:
@@ -64,33 +61,24 @@ def final_model(run: str) -> Path:
     if config is None or folder.read_final_summary() is None:
         raise run_folder.RunFolderError(f"{run} has no final model: must be a finished run")
     model = config["settings"].get("model")  # a program's run has none
-    if isinstance(model, str) and own_model.is_own(model):
+    if isinstance(model, str):
         own_model.network(model)  # registers layers of its own
     return folder.final_model
 
 
-def load(path: Path):
-    """The Keras model in a file, of raw pictures, as `raw_images.classifier` makes them."""
+def load(path: Path) -> tuple:
+    """A Keras model of raw pictures, the mode of its pictures, and the names of its classes."""
     import keras
 
     from towers import errors
 
     try:
         model = keras.saving.load_model(path, compile=False)
+        names = model.get_layer("class_name").get_vocabulary()
+        return model, _MODES[model.input_shape[-1]], names
     except (OSError, TypeError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise errors.UserError(
-            f"{path} cannot be read: {errors.reason(error)[:300]} (your own layers must be "
-            "registered where they are defined, in the module of --model; a Lambda is not read)"
+            f"{path} is no model of raw pictures with 1, 3 or 4 channels, such as export= saves "
+            f"with input_pipeline.raw_images.classifier: {errors.reason(error)[:300]} (your own "
+            "layers must be registered in the module of --model; a Lambda is not read)"
         ) from error
-    outputs, shape = getattr(model, "output", None), getattr(model, "input_shape", None)
-    is_of_pictures = isinstance(shape, tuple) and shape[:3] == (None,) * 3 and shape[-1] in _MODES
-    if not (is_of_pictures and isinstance(outputs, dict) and "class_name" in outputs):
-        raise errors.UserError(
-            f"{path} does not take raw pictures of 1, 3 or 4 channels; to save a model "
-            "that does, give the run export=, with input_pipeline.raw_images.classifier"
-        )
-    return model
-
-
-if __name__ == "__main__":
-    sys.exit(main())

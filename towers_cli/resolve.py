@@ -9,22 +9,12 @@ from towers import distribution, schedules
 from towers_cli import own_model, settings
 
 SHARED_THREADS = 8
-LEAST_ON_GPUS = 128  # examples of a microbatch, with --gpu_defaults
 
 
-def resolved(
-    chosen: settings.TrainSettings, num_gpus: int, cores: int, num_workers: int = 1
-) -> settings.TrainSettings:
+def resolved(chosen: settings.TrainSettings, num_gpus: int, cores: int) -> settings.TrainSettings:
     """The settings with every default filled in; does not start TensorFlow's runtime."""
     network = own_model.network(chosen.model)
     default_size = distribution.default_size(chosen.global_batch_size)
-    if chosen.gpu_defaults:
-        if not num_gpus:
-            raise settings.SettingsError("--gpu_defaults: no GPU is visible; leave it out")
-        default_size = min(max(default_size, LEAST_ON_GPUS), chosen.global_batch_size)
-        on_gpu = num_workers == 1 and chosen.recipe != "tutorial"
-        device = "gpu" if on_gpu else chosen.parameter_device
-        chosen = dataclasses.replace(chosen, jit_compile=True, parameter_device=device)
     count = -(-chosen.global_batch_size // (chosen.microbatch_size or default_size))
     defaults: dict[str, Any] = {
         "num_towers": max(1, num_gpus),
@@ -62,7 +52,6 @@ def learning_rate(
     chosen: settings.TrainSettings, examples_per_epoch: int
 ) -> schedules.LearningRate:
     """The schedule that the settings describe."""
-    ends = chosen.learning_rate_schedule in settings.ENDING_SCHEDULES
     return schedules.LearningRate(
         schedule=chosen.learning_rate_schedule,
         initial=chosen.learning_rate,
@@ -71,7 +60,7 @@ def learning_rate(
         decay_factor=chosen.decay_factor,
         decay_epochs=chosen.decay_epochs,
         warmup_epochs=chosen.warmup_epochs,
-        total_epochs=chosen.train_epochs if ends else 0.0,
+        total_epochs=chosen.train_epochs,
     )
 
 

@@ -1,12 +1,12 @@
-"""A run's `config.json`: what it holds, and whether two define the same run."""
+"""What a run is: its `config.json`, whether two define the same run, and the table at its start."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 
 from input_pipeline import datasets
-from towers import errors, worker
+from towers import errors, machine, schedules, shares, worker
 from towers.runs import checkpoints, run_folder, warm_start
-from towers_cli import settings
+from towers_cli import command_line, settings
 
 # What may differ between workers: where things are on each machine, how many towers it has, and
 # which worker it is.
@@ -85,3 +85,51 @@ def check_beginning(config: Mapping, folder: run_folder.RunFolder) -> None:
             f"{folder.shown} holds a run with other settings: {'; '.join(different)}. "
             "Give the run's own settings to continue it, or choose another --train_dir"
         )
+
+
+def start_table(
+    config: Mapping, learning_rate: schedules.LearningRate, num_evaluated_examples: int
+) -> str:
+    """What a run is, in a few lines; warns where the rate does not decay as it was to."""
+    chosen, derived = config["settings"], config["resolved"]
+    towers, count = derived["towers_of_workers"], derived["num_microbatches"]
+    rows = {
+        "data": f"{derived['data_source']}: "
+                f"{derived['examples_per_epoch']:,} train, "
+                f"{num_evaluated_examples:,} {chosen['eval_split']}, "
+                f"{len(derived['class_names'])} classes",
+        "model": f"{chosen['model']}, {chosen['compute_dtype']}, "
+                 f"images {' x '.join(map(str, derived['image_shape']))}",
+        "towers": f"{', '.join(map(str, towers))} on {', '.join(derived['tower_devices'])}",
+        "batch": f"{chosen['global_batch_size']} global, {count} microbatches of at most "
+                 f"{chosen['microbatch_size']}, {shares.described(count, sum(towers))}",
+        "same bits": _describe_same_bits(chosen, derived),
+        "steps": f"{derived['last_step']:,}, {derived['steps_per_epoch']:.1f} per epoch",
+        "optimizer": f"{chosen['optimizer']}, weight decay {chosen['weight_decay']:g}",
+        "learning rate": _describe_rate(chosen, derived, learning_rate),
+    }  # fmt: skip
+    lines = [f"  {name:<13}  {value}" for name, value in rows.items()]
+    return "\n".join(map(command_line.printable, lines))
+
+
+def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
+    if not (machine.are_cpus(derived["tower_devices"]) or chosen["deterministic"]):
+        return "not promised on GPUs without --deterministic"
+    return (
+        f"on any number of towers and workers, with --microbatch_size={chosen['microbatch_size']} "
+        f"and --intra_op_threads={chosen['intra_op_threads']}"
+    )
+
+
+def _describe_rate(chosen: Mapping, derived: Mapping, rate: schedules.LearningRate) -> str:
+    end = derived["last_step"] * chosen["global_batch_size"]
+    if rate.schedule in settings.ENDING_SCHEDULES:
+        last = rate(end)
+        is_early = last > 0
+    else:
+        last = rate(end - 1)
+        is_early = last == rate.initial and rate.schedule != "constant"
+    warm_up = f", after {rate.warmup_epochs:g} epochs of warm-up" if rate.warmup_epochs else ""
+    warning = "; WARNING: the run ends before it has decayed" if is_early else ""
+    epoch = end / derived["examples_per_epoch"]
+    return f"{rate.schedule}, {rate.initial:g} to {last:g} at epoch {epoch:.4g}{warm_up}{warning}"

@@ -1,8 +1,7 @@
 """The settings of a training and of an evaluation, each defined once.
 
-A definition has a setting's name, type, default, help, range or choices, its topic in --help and in
-docs/settings.md, and whether it defines the run. The flags, the checked record, `config.json`, what
-two runs are compared by, and the table in the docs are made of it.
+Flags, --help, the checked record, `config.json`, what two runs are compared by, and the table in
+docs/settings.md are made of the definitions.
 
 A setting that is wrong by itself or beside another raises a `SettingsError` that names the flag,
 the value and what is allowed, before anything is built. This file imports nothing of TensorFlow's.
@@ -15,23 +14,15 @@ import itertools
 import math
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 TRAINING_SPLIT = "train"
 
-# The network's name is that of `towers.networks.NETWORKS`, and so on; a test compares them.
-MODELS = ("cifarnet", "resnet", "resnet50", "fastnet")
-COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
-OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "rmsprop", "muon")
+# These, and the choices below, are those of the packages, which a test compares.
 WITH_MOMENTUM = ("sgd", "rmsprop", "muon")
 WITH_NESTEROV = ("sgd", "muon")
-SCHEDULES = ("exponential", "piecewise", "cosine", "linear", "constant")
 ENDING_SCHEDULES = ("cosine", "linear")  # those that depend on where the run ends
-PREPROCESSINGS = (
-    "crop_flip_colour", "pad_crop_flip", "shift_alternating_flip", "random_resized_crop"
-)  # fmt: skip
-AUGMENTATIONS = ("none", "trivial_augment", "rand_augment", "colour_jitter")
 
 # A recipe is a named set of defaults; a flag that is given overrides it. `tutorial` is the defaults
 # themselves: the settings of tensorflow/models tutorials/image/cifar10.
@@ -102,13 +93,13 @@ def least_most(least: float, most: float = math.inf) -> Range:
     return Range(lambda value: least <= value <= most, f"at least {least}{upper}")
 
 
-def one_of(choices: Iterable[str], or_else: Range | None = None) -> Range:
+def one_of(*choices: str, or_else: Range | None = None) -> Range:
     """One of these texts, or what another range allows."""
-    names, others = tuple(choices), f", or {or_else.allowed}" if or_else else ""
+    others = f", or {or_else.allowed}" if or_else else ""
     return Range(
-        lambda value: value in names or (or_else and or_else.holds(value)),
-        f"one of {', '.join(names)}{others}",
-        names,
+        lambda value: value in choices or (or_else and or_else.holds(value)),
+        f"one of {', '.join(choices)}{others}",
+        choices,
     )
 
 
@@ -120,8 +111,7 @@ RUN_PATH = Range(
 )
 SPLIT = Range(
     re.compile(r"\w[\w.-]{0,99}", re.ASCII).fullmatch,
-    "the name of one whole split, such as test or validation; parts and sums of splits "
-    "(train[:10%], train+test) are not taken",
+    "the name of one whole split, such as validation; not a part or a sum, as train[:10%]",
 )
 OTHER_MODEL = Range(
     re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*|[A-Z]\w*").fullmatch,
@@ -167,7 +157,7 @@ class TrainSettings(Settings):
         "runs/tutorial", "Folder of the run; if it already holds a run, that run is resumed.",
         RUN_PATH, topic="Everyday"
     )
-    recipe: str = option("tutorial", "Named set of defaults for other flags.", one_of(RECIPES))
+    recipe: str = option("tutorial", "Named set of defaults for other flags.", one_of(*RECIPES))
     dataset: str = setting(
         "cifar10", "cifar10, shapes (generated, nothing to download), folder (the pictures in "
         "--data_dir), or the name of a TFDS data set."
@@ -179,7 +169,8 @@ class TrainSettings(Settings):
     )
     model: str = setting(
         "cifarnet", "Network to train. A function of your own takes (image_shape, num_classes) and "
-        "returns a Keras model that outputs logits.", one_of(MODELS, OTHER_MODEL)
+        "returns a Keras model that outputs logits.",
+        one_of("cifarnet", "resnet", "resnet50", "fastnet", or_else=OTHER_MODEL)
     )
     num_towers: int | None = option(
         None, "Number of towers of each worker; default: one per visible GPU, or 1 without a GPU.",
@@ -210,11 +201,12 @@ class TrainSettings(Settings):
         None, "What is done to images before they reach the network; default: depends on the model "
         "(crop_flip_colour for cifarnet; pad_crop_flip for resnet and your own function; "
         "shift_alternating_flip for fastnet; random_resized_crop, which needs pictures that are "
-        "read from disk, for resnet50 and keras.applications).", one_of(PREPROCESSINGS)
+        "read from disk, for resnet50 and keras.applications).",
+        one_of("crop_flip_colour", "pad_crop_flip", "shift_alternating_flip", "random_resized_crop")
     )
     augment: str = setting(
         "none", "Augmentation of the training images in addition to --preprocessing.",
-        one_of(AUGMENTATIONS)
+        one_of("none", "trivial_augment", "rand_augment", "colour_jitter")
     )
     random_erasing: float = setting(
         0.0, "Probability that a rectangle of a training image is erased.", least_most(0, 1)
@@ -240,7 +232,7 @@ class TrainSettings(Settings):
 
     compute_dtype: str = setting(
         "float32", "Type in which layers compute; weights are always float32.",
-        one_of(COMPUTE_DTYPES), topic="Network and loss"
+        one_of("float32", "bfloat16", "float16"), topic="Network and loss"
     )
     label_smoothing: float = setting(
         0.0, "Share of each training label that is spread evenly over all classes; evaluations use "
@@ -271,7 +263,7 @@ class TrainSettings(Settings):
     parameter_device: str = option(
         "cpu", "Device that holds the weights and the optimizer's state, averages the gradients "
         "and makes the update: the CPU, or the first tower's GPU (with one worker only).",
-        one_of(("cpu", "gpu"))
+        one_of("cpu", "gpu")
     )
     accumulate_gradients: bool = option(
         False, "Compute a tower's microbatches one after the other, which keeps the activations of "
@@ -282,11 +274,6 @@ class TrainSettings(Settings):
         "then faster; on a CPU, they can be slower (in float32), or many times as fast (in "
         "bfloat16, where that is emulated)."
     )
-    gpu_defaults: bool = option(
-        False, "With GPUs: sets --jit_compile, makes microbatches of at least 128 examples unless "
-        "--microbatch_size is given, and, with one worker and any recipe but the tutorial, sets "
-        "--parameter_device=gpu."
-    )
     worker_wait_seconds: float = option(
         300.0, "How long a worker waits for the others of TF_CONFIG to start.",
         Range(lambda value: 0 < value <= 1e6, "above 0 and at most 1e6")
@@ -294,7 +281,7 @@ class TrainSettings(Settings):
 
     learning_rate_schedule: str = setting(
         "exponential", "How the learning rate decays over epochs; exponential decays in steps.",
-        one_of(SCHEDULES), topic="Learning rate"
+        one_of("exponential", "piecewise", "cosine", "linear", "constant"), topic="Learning rate"
     )
     epochs_per_decay: float = setting(
         350.0, "Epochs between decays (exponential).",
@@ -312,7 +299,8 @@ class TrainSettings(Settings):
     )
 
     optimizer: str = setting(
-        "sgd", "Keras optimizer.", one_of(OPTIMIZERS), topic="Optimizer and averages"
+        "sgd", "Keras optimizer.", one_of("sgd", "adam", "adamw", "lion", "rmsprop", "muon"),
+        topic="Optimizer and averages"
     )
     momentum: float = setting(0.0, "Momentum (sgd, rmsprop, muon).", SHARE)
     nesterov: bool = setting(False, "Nesterov momentum (sgd, muon).")
@@ -355,7 +343,6 @@ class TrainSettings(Settings):
         super().__post_init__()
         schedule, decays = self.learning_rate_schedule, self.decay_epochs
         has_decays, is_odd = schedule == "piecewise", self.global_batch_size % 2
-        even = f"needs an even --global_batch_size, and it is {self.global_batch_size}"
         is_rising = all(a < b for a, b in itertools.pairwise((0.0, *decays, math.inf)))
         has_end, has_momentum = schedule in ENDING_SCHEDULES, self.optimizer in WITH_MOMENTUM
         has_nesterov = self.optimizer in WITH_NESTEROV and self.momentum
@@ -363,8 +350,8 @@ class TrainSettings(Settings):
             ("eval_split", self.eval_split == TRAINING_SPLIT,
              "must be another split than the run is trained on, such as test or validation; "
              f"eval.py takes --split={TRAINING_SPLIT}"),
-            ("mixup_alpha", self.mixup_alpha and is_odd, even),
-            ("cutmix_alpha", self.cutmix_alpha and is_odd, even),
+            ("global_batch_size", is_odd and (self.mixup_alpha or self.cutmix_alpha),
+             "must be even for --mixup_alpha and --cutmix_alpha"),
             ("decay_epochs", has_decays != bool(decays) or not is_rising,
              "must increase from above 0 for --learning_rate_schedule=piecewise, such as 82,123; "
              f"for others, there are none, and it is {schedule}"),
@@ -403,22 +390,16 @@ class EvalSettings(Settings):
         10.0, "Seconds between two checks for a new checkpoint.",
         Range(lambda value: 0 < value <= 86_400, "above 0 and at most 86400")
     )
-
-    data_dir: str | None = option(None, "Folder of the data; default: the run's.", topic="Data")
-
+    data_dir: str | None = option(None, "Folder of the data; default: the run's.")
     global_batch_size: int | None = option(
-        None, "Examples per batch, over all towers together; default: the run's.", BATCH,
-        topic="Towers and arithmetic"
+        None, "Examples per batch, over all towers together; default: the run's.", BATCH
     )
     # fmt: on
 
     def __post_init__(self):
         super().__post_init__()
         if self.checkpoint is not None and not self.run_once:
-            raise SettingsError(
-                f"--checkpoint={self.checkpoint}: names one checkpoint, and --run_once=false "
-                "follows all of them; give one of the two"
-            )
+            raise SettingsError(f"--checkpoint={self.checkpoint}: not with --run_once=false")
 
 
 def described(field: dataclasses.Field) -> str:

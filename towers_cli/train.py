@@ -27,11 +27,8 @@ def main(chosen: settings.TrainSettings) -> int:
     # What TensorFlow's runtime fixes when it starts, and workers meet through it.
     with settings.as_flags():
         members = multi_worker.from_tf_config()
-    gpus, cores = machine.num_devices("GPU"), machine.available_cores()
-    chosen = resolve.resolved(chosen, gpus, cores, len(members.addresses) if members else 1)
-    tower_devices = build.start_runtime(
-        chosen.intra_op_threads, chosen.deterministic, chosen.num_towers
-    )
+    chosen = resolve.resolved(chosen, machine.num_devices("GPU"), machine.available_cores())
+    tower_devices = build.start_runtime(chosen)
     with multi_worker.meet(members, chosen.worker_wait_seconds) as workers:  # most often one
         return train(chosen, tower_devices, workers)
 
@@ -43,7 +40,7 @@ def train(chosen: settings.TrainSettings, tower_devices, workers) -> int:
     import towers
     from input_pipeline import images
     from towers.runs import run_folder
-    from towers_cli import announcements, build, resolve, run_config
+    from towers_cli import build, resolve, run_config
 
     folder = run_folder.RunFolder(chosen.train_dir, "--train_dir")
     workers.from_chief("what is in the folder", lambda: run_config.read(folder))
@@ -67,7 +64,7 @@ def train(chosen: settings.TrainSettings, tower_devices, workers) -> int:
     )  # fmt: skip
     workers.from_chief("what it begins with", lambda: run_config.check_beginning(config, folder))
     if workers.is_chief:
-        print(announcements.start_table(config, learning_rate, evaluated.num_examples), flush=True)
+        print(run_config.start_table(config, learning_rate, evaluated.num_examples), flush=True)
     if chosen.dry_run:
         return 0
     finished = workers.from_chief("whether the run has finished", folder.read_final_summary)

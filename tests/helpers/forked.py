@@ -38,7 +38,6 @@ SERVER.set_forkserver_preload(
         "towers_cli.build",
         "towers_cli.checkpoint_evaluator",
         "towers_cli.evaluate",
-        "towers_cli.announcements",
         "towers_cli.train",
     ]
 )

@@ -61,4 +61,4 @@ def test_names_of_classes_are_shown_escaped_and_kept_as_they_are(tmp_path, data_
     names.write_text(f"bee\n{HOSTILE}\ncow\n")
     refused = scripts.run("eval", f"--train_dir={run}")
     check_harmless(refused, 2)
-    assert "classes" in refused.stderr
+    assert "class_names" in refused.stderr

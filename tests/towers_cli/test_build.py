@@ -16,12 +16,12 @@ import os, sys
 import keras
 import tensorflow as tf
 from tensorflow.python.framework import config
-from towers_cli import build
+from towers_cli import build, settings
 os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 keras.config.set_floatx("float16")
 keras.config.set_image_data_format("channels_first")
 keras.config.set_epsilon(0.1)
-build.start_runtime(1, {deterministic})
+build.start_runtime(settings.TrainSettings(intra_op_threads=1, deterministic={deterministic}))
 print(keras.config.floatx(), keras.config.image_data_format(), keras.config.epsilon())
 print(tf.config.experimental.tensor_float_32_execution_enabled())
 print(os.environ.get("CUBLAS_WORKSPACE_CONFIG"), config.is_op_determinism_enabled())
@@ -34,4 +34,4 @@ print(os.environ.get("CUBLAS_WORKSPACE_CONFIG"), config.is_op_determinism_enable
 def test_a_runtime_that_has_started_keeps_its_threads():
     tf.zeros(())  # as a module of --model may have it
     with pytest.raises(settings.SettingsError, match="--intra_op_threads=999: "):
-        build.start_runtime(999, deterministic=False)
+        build.start_runtime(settings.TrainSettings(intra_op_threads=999))

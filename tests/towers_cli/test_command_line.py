@@ -10,7 +10,6 @@ import forked
 import pytest
 import scripts
 
-import towers
 from towers_cli import settings
 
 pytestmark = pytest.mark.whole_program
@@ -23,7 +22,6 @@ HEAVY = {"tensorflow", "keras", "numpy", "towers", "input_pipeline", "tensorflow
     ("command", "flag", "code"),
     [
         *((command, "--help", 0) for command in COMMANDS),
-        ("towers-train", "--version", 0),
         ("towers-train", "--momentum=2", 2),
     ],
 )
@@ -39,8 +37,6 @@ def test_what_needs_no_tensorflow_does_not_wait_for_it(command, flag, code, tmp_
     assert not HEAVY & {module.split(".")[0] for module in imported}
     if code:
         assert "\ntowers-train: error: --momentum=2.0: " in done.stderr and not done.stdout
-    elif flag == "--version":
-        assert done.stdout == f"towers {towers.__version__}\n"
     else:
         assert command in done.stdout
 
@@ -64,11 +60,3 @@ def test_a_reader_that_has_gone_is_no_traceback(tmp_path):
             [sys.executable, str(scripts.ROOT / "train.py"), *flags], stdout=closed, timeout=60
         )
     assert (done.returncode, done.stderr) == (141, "")
-
-
-def test_files_of_flags_may_name_the_next_one(tmp_path):
-    for number in range(3):
-        (tmp_path / f"{number}").write_text(f"# the next\n\n@{tmp_path / str(number + 1)}\n")
-    (tmp_path / "3").write_text("--zzz=1\n")
-    done = scripts.run("eval", f"@{tmp_path / '0'}")
-    assert done.returncode == 2 and "zzz" in done.stderr

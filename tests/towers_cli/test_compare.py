@@ -1,4 +1,4 @@
-"""`python -m towers_cli.compare`: where two runs part, in words and by exit code."""
+"""`towers-compare`: where two runs part, in words and by exit code."""
 
 import json
 import shutil

@@ -103,8 +103,8 @@ def test_towers_and_batches_change_nothing(folder, towers, batch):
     [
         ("eval_sha256", "f" * 64, "sha256"),
         ("data_sha256", "f" * 64, "sha256"),
-        ("class_names", ["a"] * 11, "classes"),
-        ("image_shape", [9, 9, 3], "image shape"),
+        ("class_names", ["a"] * 11, "class_names"),
+        ("image_shape", [9, 9, 3], "image_shape"),
     ],
 )
 def test_other_images_than_the_runs_are_refused(folder, tmp_path, name, value, what):

@@ -141,10 +141,3 @@ def test_what_is_no_network_is_refused(here, model, reason):
 def test_weight_decay_of_a_network_without_kernels_is_refused(here):
     done = scripts.train(here / "run", "--model=mine:no_kernel", "--weight_decay=0.1")
     assert done.returncode == 2 and "error: --weight_decay=0.1: " in done.stderr
-
-
-def test_a_recipe_in_a_file(here):
-    """The module lies where the command is called; what follows wins."""
-    (here / "recipe.txt").write_text("# my own\n--model=mine:build\n--max_steps=9\n")
-    scripts.trained(here / "run", "@recipe.txt", "--max_steps=2")
-    assert scripts.final_summary(here / "run")["step"] == 2

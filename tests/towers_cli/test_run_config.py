@@ -6,7 +6,7 @@ import pytest
 import scripts
 
 from towers import schedules
-from towers_cli import announcements, resolve
+from towers_cli import resolve, run_config
 
 OF_SCHEDULE = {
     "exponential": {"epochs_per_decay": 2.0, "decay_factor": 0.5},
@@ -52,7 +52,7 @@ def table(*flags, device="/CPU:0", schedule="constant", last_step=9) -> str:
     }
     config = {"settings": chosen, "resolved": derived}
     rate = schedules.LearningRate(schedule, 1.0, 1000, **OF_SCHEDULE[schedule])
-    return announcements.start_table(config, rate, 100)
+    return run_config.start_table(config, rate, 100)
 
 
 @pytest.mark.pitfall(4)
