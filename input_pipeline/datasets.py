@@ -72,17 +72,6 @@ def load(
     return loaded
 
 
-def default_split(name: str, data_dir: str | None, otherwise: str) -> str:
-    """The split to evaluate: `all` of a folder of other pictures without splits, or `otherwise`.
-
-    `data_dir` is the folder of other pictures than the run's; None for the run's own.
-    """
-    if name != FOLDER or not data_dir:
-        return otherwise
-    with _data_folder(data_dir) as where:
-        return otherwise if folder.is_split(where) else folder.ALL
-
-
 def folder_splits(data_dir: str) -> dict[str, images.EncodedImages]:
     """All pictures of a folder, as of `load`: its splits by their names, or all by the name ""."""
     with _data_folder(data_dir) as where:

@@ -80,9 +80,7 @@ class CheckpointEvaluator:
         is_same_keras = self._config["stretches"][-1]["runs_on"]["keras"] == keras.version()
         layers = definition.describe_model(model)["layers"]
         if is_same_keras and layers != self._config["defining"]["layers"]:
-            raise settings.SettingsError(
-                f"--model={run.model}: is no longer the network of the run"
-            )
+            raise settings.SettingsError(f"--model={run.model}: no longer the run's network")
         model.compile(jit_compile=run.jit_compile)
         towers.distribute(model, tower_devices, microbatch_size=run.microbatch_size)
         self._model, self._run = model, towers.Run(self._folder, model)
@@ -154,10 +152,14 @@ class CheckpointEvaluator:
     def evaluate_once(self) -> None:
         """Evaluates the checkpoint that was asked for, or the newest."""
         folder, name = self._folder.checkpoints, self._chosen.checkpoint
-        path = checkpoints.find(folder, name) if name else checkpoints.newest(folder)
-        if path is None:
-            raise checkpoints.CheckpointError(f"{folder} holds no checkpoint yet")
-        self.evaluate(path)
+        while path := checkpoints.find(folder, name) if name else checkpoints.newest(folder):
+            try:
+                return self.evaluate(path)
+            except checkpoints.CheckpointError:
+                # A training that goes on may have deleted it, and saved another.
+                if name or checkpoints.is_checkpoint(path):
+                    raise
+        raise checkpoints.CheckpointError(f"{folder} holds no checkpoint yet")
 
     def follow(self) -> None:
         """Evaluates each new checkpoint of a running training, until that has finished.

@@ -224,15 +224,3 @@ def test_without_a_home_data_are_drawn_and_not_kept_or_asked_for(tmp_path, monke
     with pytest.raises(decoded.DataError, match="`data_dir`"):
         datasets.load("cifar10", None, "test")
     assert not list(tmp_path.iterdir())  # no folder ~
-
-
-def test_the_split_of_other_pictures(tmp_path):
-    (tmp_path / "plain" / "ant").mkdir(parents=True)
-    (tmp_path / "split" / "train" / "ant").mkdir(parents=True)
-    for arguments, split in (
-        (("folder", str(tmp_path / "plain"), "test"), "all"),
-        (("folder", str(tmp_path / "split"), "test"), "test"),
-        (("folder", None, "val"), "val"),
-        (("cifar10", str(tmp_path / "plain"), "test"), "test"),
-    ):
-        assert datasets.default_split(*arguments) == split
