@@ -71,13 +71,8 @@ def parse(record: type[settings.Settings], about: str | None, argv: Sequence[str
         parser.error(str(error))
 
 
-def run(
-    record: type[settings.Settings],
-    about: str | None,
-    main: Callable[[Any], int],
-    argv: Sequence[str] | None = None,
-) -> int:
-    """Parses a command's flags, checks them and calls `main`; returns the exit code."""
+def run(record, about: str | None, main: Callable[[Any], int], argv=None) -> int:
+    """Parses a command's flags as `parse` and calls `main`; returns the exit code."""
     argv = sys.argv if argv is None else argv
     chosen = parse(record, about, argv)
     return exit_code(os.path.basename(argv[0]), lambda: main(chosen))

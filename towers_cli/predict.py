@@ -15,7 +15,6 @@ from pathlib import Path
 from towers_cli import command_line
 
 _NAME = "towers-predict"
-_CLASSES_SHOWN = 3
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the number of channels
 
 
@@ -45,7 +44,7 @@ def predict(run: str, paths: Sequence[str]) -> int:
             continue
         images = picture.reshape(1, *picture.shape[:2], -1)  # of one channel, too
         [probabilities] = model(images)["probabilities"].numpy()
-        best = np.argsort(-probabilities, kind="stable")[:_CLASSES_SHOWN]
+        best = np.argsort(-probabilities, kind="stable")[:3]
         answer = ", ".join(f"{names[place]} {probabilities[place]:.1%}" for place in best)
         print(command_line.printable(f"{path}: {answer}"), flush=True)
     return code

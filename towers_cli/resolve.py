@@ -9,12 +9,22 @@ from towers import distribution, schedules
 from towers_cli import own_model, settings
 
 SHARED_THREADS = 8
+LEAST_ON_GPUS = 128  # examples of a microbatch, with --gpu_defaults
 
 
-def resolved(chosen: settings.TrainSettings, num_gpus: int, cores: int) -> settings.TrainSettings:
+def resolved(
+    chosen: settings.TrainSettings, num_gpus: int, cores: int, num_workers: int = 1
+) -> settings.TrainSettings:
     """The settings with every default filled in; does not start TensorFlow's runtime."""
     network = own_model.network(chosen.model)
     default_size = distribution.default_size(chosen.global_batch_size)
+    if chosen.gpu_defaults:
+        if not num_gpus:
+            raise settings.SettingsError("--gpu_defaults: no GPU is visible; leave it out")
+        default_size = min(max(default_size, LEAST_ON_GPUS), chosen.global_batch_size)
+        on_cpu = num_workers > 1 or chosen.recipe == "tutorial"
+        device = chosen.parameter_device if on_cpu else "gpu"
+        chosen = dataclasses.replace(chosen, jit_compile=True, parameter_device=device)
     count = -(-chosen.global_batch_size // (chosen.microbatch_size or default_size))
     defaults: dict[str, Any] = {
         "num_towers": max(1, num_gpus),
@@ -31,9 +41,7 @@ def resolved(chosen: settings.TrainSettings, num_gpus: int, cores: int) -> setti
     return dataclasses.replace(chosen, **filled_in)
 
 
-def default_threads(
-    num_microbatches: int, num_gpus: int, cores: int, jit_compile: bool = False
-) -> int:
+def default_threads(num_microbatches: int, num_gpus: int, cores: int, jit_compile=False) -> int:
     """Threads for one operation: with several microbatches, the same number on any machine.
 
     It is 1: microbatches run side by side, which is faster than several threads for each
@@ -75,10 +83,8 @@ def last_step(chosen: settings.TrainSettings, examples_per_epoch: int) -> int:
 def evaluated_epochs(
     chosen: settings.TrainSettings, last_step: int, examples_per_epoch: int
 ) -> list[int]:
-    """The epochs after which there is an evaluation, counted from 1; that of the last step is one.
-
-    A step belongs to the epoch in which it begins.
-    """
+    """The epochs, counted from 1, with an evaluation after them; that of the last step is one."""
+    # A step belongs to the epoch in which it begins.
     last = (last_step - 1) * chosen.global_batch_size // examples_per_epoch + 1
     every = chosen.eval_every_epochs or last
     return [*range(every, last, every), last]

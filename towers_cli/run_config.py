@@ -102,7 +102,8 @@ def start_table(
                  f"images {' x '.join(map(str, derived['image_shape']))}",
         "towers": f"{', '.join(map(str, towers))} on {', '.join(derived['tower_devices'])}",
         "batch": f"{chosen['global_batch_size']} global, {count} microbatches of at most "
-                 f"{chosen['microbatch_size']}, {shares.described(count, sum(towers))}",
+                 f"{chosen['microbatch_size']}, {shares.described(count, sum(towers))}"
+                 f"{'; the other towers rest' if sum(towers) > count else ''}",
         "same bits": _describe_same_bits(chosen, derived),
         "steps": f"{derived['last_step']:,}, {derived['steps_per_epoch']:.1f} per epoch",
         "optimizer": f"{chosen['optimizer']}, weight decay {chosen['weight_decay']:g}",

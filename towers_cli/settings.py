@@ -180,9 +180,8 @@ class TrainSettings(Settings):
         128, "Examples per step, over all towers and workers together.", BATCH
     )
     train_epochs: float = option(
-        256.0, "Epoch at which the run ends.",
         # Epochs are taken to the millionth; and positions in the data have to fit 64 bits.
-        Range(lambda value: 1e-6 <= value <= 1e9, "at least 0.000001 and at most 1e9")
+        256.0, "Epoch at which the run ends.", least_most(1e-6, 10**9)
     )
     learning_rate: float = setting(0.1, "Learning rate before any decay.", ABOVE_0)
     dry_run: bool = option(
@@ -274,9 +273,13 @@ class TrainSettings(Settings):
         "then faster; on a CPU, they can be slower (in float32), or many times as fast (in "
         "bfloat16, where that is emulated)."
     )
+    gpu_defaults: bool = option(
+        False, "With GPUs: sets --jit_compile, makes microbatches of at least 128 examples unless "
+        "--microbatch_size is given, and, with one worker and any recipe but the tutorial, sets "
+        "--parameter_device=gpu."
+    )
     worker_wait_seconds: float = option(
-        300.0, "How long a worker waits for the others of TF_CONFIG to start.",
-        Range(lambda value: 0 < value <= 1e6, "above 0 and at most 1e6")
+        300.0, "Seconds that a worker waits for the others of TF_CONFIG.", least_most(1, 10**6)
     )
 
     learning_rate_schedule: str = setting(
@@ -284,8 +287,7 @@ class TrainSettings(Settings):
         one_of("exponential", "piecewise", "cosine", "linear", "constant"), topic="Learning rate"
     )
     epochs_per_decay: float = setting(
-        350.0, "Epochs between decays (exponential).",
-        Range(lambda value: value >= 1e-6, "at least 0.000001")
+        350.0, "Epochs between decays (exponential).", least_most(1e-6)
     )
     decay_factor: float = setting(
         0.1, "Factor by which each decay multiplies the rate (exponential, piecewise).",
@@ -387,8 +389,7 @@ class EvalSettings(Settings):
         True, "Evaluate one checkpoint and exit; --run_once=false follows a running training."
     )
     eval_interval_seconds: float = option(
-        10.0, "Seconds between two checks for a new checkpoint.",
-        Range(lambda value: 0 < value <= 86_400, "above 0 and at most 86400")
+        10.0, "Seconds between two checks for a new checkpoint.", least_most(0.01, 86_400)
     )
     data_dir: str | None = option(None, "Folder of the data; default: the run's.")
     global_batch_size: int | None = option(

@@ -27,7 +27,8 @@ def main(chosen: settings.TrainSettings) -> int:
     # What TensorFlow's runtime fixes when it starts, and workers meet through it.
     with settings.as_flags():
         members = multi_worker.from_tf_config()
-    chosen = resolve.resolved(chosen, machine.num_devices("GPU"), machine.available_cores())
+    gpus, cores = machine.num_devices("GPU"), machine.available_cores()
+    chosen = resolve.resolved(chosen, gpus, cores, len(members.addresses) if members else 1)
     tower_devices = build.start_runtime(chosen)
     with multi_worker.meet(members, chosen.worker_wait_seconds) as workers:  # most often one
         return train(chosen, tower_devices, workers)

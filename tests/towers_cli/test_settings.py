@@ -28,7 +28,7 @@ REGISTRIES = {
 # Where the work is done, when it is reported and when it ends.
 MAY_CHANGE = {
     *("train_dir", "data_dir", "recipe", "dry_run"),
-    *("num_towers", "accumulate_gradients", "parameter_device"),
+    *("num_towers", "accumulate_gradients", "parameter_device", "gpu_defaults"),
     "worker_wait_seconds",
     *("train_epochs", "max_steps", "eval_split", "eval_every_epochs"),
     *("log_every_steps", "summary_every_steps", "verify_every_steps"),
