@@ -1,6 +1,7 @@
 """Tensors that travel between devices as one, because each copy to a GPU takes its time."""
 
 import collections
+from typing import Any
 
 import tensorflow as tf
 
@@ -25,7 +26,7 @@ class Packed:
             for dtype, places in self._places.items()
         }
 
-    def unpacked(self) -> object:
+    def unpacked(self) -> Any:
         """The structure with its tensors."""
         leaves = list(self._leaves)
         for dtype, places in self._places.items():

@@ -308,7 +308,7 @@ class Program:
                     for m in own
                 ]
                 of_tower = gradients.sum_over_share(weighted, own, len(weights))
-                values = [of_tower[key] for key in of_tower], [passes[m] for m in own if passes]
+                values = list(of_tower.values()), [passes[m] for m in own if passes]
                 packed = packing.Packed(values) if self._is_packed(tower) else None
             summed, of_passes = packed.unpacked() if packed else values
             sums |= dict(zip(of_tower, summed, strict=True))

@@ -37,6 +37,8 @@ def start_runtime(chosen: settings.TrainSettings) -> tuple[str, ...]:
         ) from error
     if chosen.deterministic:
         devices.run_deterministically()
+    if chosen.gpu_defaults:
+        devices.keep_kernel_choices()
     with settings.as_flags("--"):
         return devices.choose(chosen.num_towers)
 

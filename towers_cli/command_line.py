@@ -13,11 +13,13 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from absl import flags
+
 from towers_cli import settings
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without abbreviations, with errors of one line."""
+    """argparse for a command of few arguments: without abbreviations, with errors of one line."""
 
     def __init__(self, command: str, about: str | None, **options):
         formatter = argparse.RawDescriptionHelpFormatter
@@ -30,17 +32,28 @@ class Parser(argparse.ArgumentParser):
         self.exit(say_error(self.prog, problem[:300], 2))
 
 
-def boolean(text: str) -> bool:
-    if text.lower() not in ("true", "1", "false", "0"):
-        raise ValueError
-    return text.lower() in ("true", "1")
+class TypeParser(flags.ArgumentParser):
+    """Makes a value of a text by `convert`, or says what it must be."""
+
+    def __init__(self, convert: Callable[[str], Any], allowed: str):
+        self._convert, self.syntactic_help = convert, allowed
+
+    def parse(self, argument):
+        try:
+            return self._convert(argument) if isinstance(argument, str) else argument
+        except ValueError:
+            raise ValueError(f"must be {self.syntactic_help}") from None
 
 
-def list_of_numbers(text: str) -> tuple[float, ...]:
-    return tuple(map(float, text.split(","))) if text else ()
-
-
-_TYPES: dict[Any, Callable] = {bool: boolean, tuple[float, ...]: list_of_numbers}
+_PARSERS: dict[Any, TypeParser] = {
+    int: TypeParser(int, "an integer"),
+    float: TypeParser(float, "a number"),
+    str: TypeParser(str, ""),
+    tuple[float, ...]: TypeParser(
+        lambda text: tuple(map(float, text.split(","))) if text else (),
+        "numbers with commas between them",
+    ),
+}
 
 
 def parse(record: type[settings.Settings], about: str | None, argv: Sequence[str]) -> Any:
@@ -49,26 +62,33 @@ def parse(record: type[settings.Settings], about: str | None, argv: Sequence[str
     The parts of `argv` are the command and its arguments. Exits with 2 after a wrong one, and with
     0 after help.
     """
-    parser = Parser(os.path.basename(argv[0]), about, usage="%(prog)s [--flag=value ...]")
-    for topic, of_topic in settings.by_topic(record).items():
-        group = parser.add_argument_group(topic)
+    values, topics = flags.FlagValues(), settings.by_topic(record)
+    for topic, of_topic in topics.items():
         for field in of_topic:
-            is_optional = isinstance(field.type, types.UnionType)  # with None
-            kind = typing.get_args(field.type)[0] if is_optional else field.type
-            alone: dict[str, Any] = {"nargs": "?", "const": True} if kind is bool else {}
-            group.add_argument(
-                f"--{field.name}",
-                type=_TYPES.get(kind, kind),
-                default=argparse.SUPPRESS,
-                metavar="..." if field.default is None else settings.shown(field.default),
-                help=settings.described(field),
-                **alone,
-            )
-    chosen = vars(parser.parse_args(argv[1:]))
+            name, about_it = field.name, settings.described(field)
+            default: Any = field.default
+            kind: Any = field.type
+            if isinstance(kind, types.UnionType):  # with None
+                kind = typing.get_args(kind)[0]
+            if kind is bool:
+                flags.DEFINE_bool(name, default, about_it, flag_values=values, module_name=topic)
+                values[name].parser = TypeParser(values[name].parser.parse, "true or false")
+            else:
+                parser = _PARSERS[kind]
+                flags.DEFINE(parser, name, default, about_it, values, module_name=topic)
+    if {"--help", "-h"} & set(argv):
+        print(about, *map(values.module_help, topics), sep="\n")
+        sys.exit()
     try:
+        if rest := values(argv)[1:]:
+            raise flags.Error(f"unexpected argument {rest[0]!r}: flags begin with --")
+        chosen = {name: values[name].value for name in values if values[name].present}
         return record(**settings.RECIPES.get(chosen.get("recipe"), {}) | chosen)
-    except settings.SettingsError as error:
-        parser.error(str(error))
+    except (flags.Error, ValueError, RecursionError) as error:  # such as a SettingsError
+        problem = " ".join(str(error).split()).removeprefix("ERROR:: ").removeprefix("flag ")
+        if not isinstance(error, (flags.Error, settings.SettingsError)):
+            problem = f"a flag, or --flagfile: {problem}"
+        sys.exit(say_error(os.path.basename(argv[0]), problem[:300], 2))
 
 
 def run(record, about: str | None, main: Callable[[Any], int], argv=None) -> int:

@@ -17,19 +17,20 @@ def resolved(
 ) -> settings.TrainSettings:
     """The settings with every default filled in; does not start TensorFlow's runtime."""
     network = own_model.network(chosen.model)
-    default_size = distribution.default_size(chosen.global_batch_size)
+    default_size, device = distribution.default_size(chosen.global_batch_size), "cpu"
     if chosen.gpu_defaults:
         if not num_gpus:
             raise settings.SettingsError("--gpu_defaults: no GPU is visible; leave it out")
         default_size = min(max(default_size, LEAST_ON_GPUS), chosen.global_batch_size)
-        on_cpu = num_workers > 1 or chosen.recipe == "tutorial"
-        device = chosen.parameter_device if on_cpu else "gpu"
-        chosen = dataclasses.replace(chosen, jit_compile=True, parameter_device=device)
+        device = "cpu" if num_workers > 1 or chosen.recipe == "tutorial" else "gpu"
     count = -(-chosen.global_batch_size // (chosen.microbatch_size or default_size))
+    jit_compile = chosen.gpu_defaults if chosen.jit_compile is None else chosen.jit_compile
     defaults: dict[str, Any] = {
         "num_towers": max(1, num_gpus),
         "microbatch_size": default_size,
-        "intra_op_threads": default_threads(count, num_gpus, cores, chosen.jit_compile),
+        "jit_compile": jit_compile,
+        "parameter_device": device,
+        "intra_op_threads": default_threads(count, num_gpus, cores, jit_compile),
         "preprocessing": network.preprocessing,
         "weight_decay": network.weight_decay,
     }

@@ -259,24 +259,25 @@ class TrainSettings(Settings):
         False, "Use TensorFlow's deterministic operations and no TF32, so that GPUs give the same "
         "bits in every run. A CPU does not need this."
     )
-    parameter_device: str = option(
-        "cpu", "Device that holds the weights and the optimizer's state, averages the gradients "
-        "and makes the update: the CPU, or the first tower's GPU (with one worker only).",
+    parameter_device: str | None = option(
+        None, "Device that holds the weights and the optimizer's state, averages the gradients "
+        "and makes the update: the CPU, or the first tower's GPU (with one worker only). "
+        "Default: cpu, but see --gpu_defaults.",
         one_of("cpu", "gpu")
     )
     accumulate_gradients: bool = option(
         False, "Compute a tower's microbatches one after the other, which keeps the activations of "
         "only one at a time, and not side by side, which is faster. The bits are the same."
     )
-    jit_compile: bool = setting(
-        False, "Compile the passes of a microbatch, and the update, with XLA. On a GPU, steps are "
+    jit_compile: bool | None = setting(
+        None, "Compile the passes of a microbatch, and the update, with XLA. On a GPU, steps are "
         "then faster; on a CPU, they can be slower (in float32), or many times as fast (in "
-        "bfloat16, where that is emulated)."
+        "bfloat16, where that is emulated). Default: with --gpu_defaults."
     )
     gpu_defaults: bool = option(
-        False, "With GPUs: sets --jit_compile, makes microbatches of at least 128 examples unless "
-        "--microbatch_size is given, and, with one worker and any recipe but the tutorial, sets "
-        "--parameter_device=gpu."
+        False, "With GPUs: keep XLA's choices of kernels for later runs, and, unless flags say "
+        "otherwise, --jit_compile, microbatches of at least 128 examples, and, with one worker and "
+        "any recipe but the tutorial, --parameter_device=gpu."
     )
     worker_wait_seconds: float = option(
         300.0, "Seconds that a worker waits for the others of TF_CONFIG.", least_most(1, 10**6)

@@ -10,6 +10,8 @@ Once the package is installed, they are towers-train and towers-eval.
 """
 
 import math
+import os
+import sys
 
 from towers_cli import command_line, settings
 
@@ -110,9 +112,10 @@ def train(chosen: settings.TrainSettings, tower_devices, workers) -> int:
         except towers.Stopped as stopped:
             return stopped.code
     if workers.is_chief:
-        summary = folder.read_final_summary()
+        summary, python = folder.read_final_summary(), os.path.relpath(sys.executable)
         print(
             f"finished: {chosen.eval_split} accuracy {summary['val_accuracy']:.2%}, "
-            f"{folder.final_model}, weights sha256 {summary['weights_sha256'][:16]}"
+            f"{folder.final_model}, weights sha256 {summary['weights_sha256'][:16]}\n"
+            f"watch it: {python} -m tensorboard.main --logdir {folder.path}"
         )
     return 0

@@ -47,7 +47,7 @@ def test_help_is_of_every_flag(command, name):
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80
     for field in dataclasses.fields(scripts.COMMANDS[name][1]):
-        assert f"  --{field.name} " in done.stdout
+        assert f"  --{field.name}: " in done.stdout or f"  --[no]{field.name}: " in done.stdout
         assert "".join(settings.described(field).split()) in "".join(done.stdout.split())
 
 

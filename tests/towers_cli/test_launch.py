@@ -35,7 +35,7 @@ def start(tmp_path):
 
     def start(program: str, *flags: str, patience: float = 20.0, script=(), **options):
         (tmp_path / "program.py").write_text(HEAD + textwrap.dedent(program))
-        command = [sys.executable, "-S", "-c", LAUNCHER, str(scripts.ROOT), str(patience)]
+        command = [sys.executable, "-c", LAUNCHER, str(scripts.ROOT), str(patience)]
         command += [*flags, "--", *(script or ["program.py"])]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
         started.append(subprocess.Popen(command, cwd=tmp_path, **pipes))

@@ -15,6 +15,7 @@ class TestTheDefaultsOfGpus:
             (["--recipe=shapes"], 1, 64, "gpu"),  # the whole batch
             (["--global_batch_size=512"], 1, 128, "cpu"),
             (["--microbatch_size=16", "--parameter_device=gpu"], 1, 16, "gpu"),
+            (["--recipe=shapes", "--parameter_device=cpu"], 1, 64, "cpu"),
         ],
     )
     def test_do_not_depend_on_how_many_there_are(self, flags, workers, size, device):
@@ -23,6 +24,10 @@ class TestTheDefaultsOfGpus:
             resolved = resolve.resolved(chosen, num_gpus, 4, workers)
             assert resolved.jit_compile and resolved.num_towers == num_gpus
             assert (resolved.microbatch_size, resolved.parameter_device) == (size, device)
+
+    def test_do_not_override_a_flag(self):
+        chosen = scripts.settings_of("--gpu_defaults", "--nojit_compile")
+        assert resolve.resolved(chosen, 1, 4).jit_compile is False
 
     def test_are_for_gpus(self):
         with pytest.raises(settings.SettingsError, match="--gpu_defaults"):

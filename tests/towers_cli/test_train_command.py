@@ -78,6 +78,8 @@ class TestARun:
         filled_in = {
             "preprocessing": "crop_flip_colour",
             "weight_decay": 0.004,
+            "jit_compile": False,
+            "parameter_device": "cpu",
         }
         expected = dataclasses.asdict(given) | filled_in
         assert chosen == {k: [*v] if isinstance(v, tuple) else v for k, v in expected.items()}
