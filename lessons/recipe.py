@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from towers import schedules
 from towers.networks import optimizers
 from towers_cli import settings
 
@@ -96,10 +95,15 @@ def same_run(recipe: Recipe, to_towers: int) -> Recipe:
     )
 
 
+# What the learning rate is multiplied by for k times the examples of a step: linear by Goyal et al.
+# 2017, the square root by Krizhevsky 2014 (arXiv:1404.5997).
+SCALINGS = {"none": lambda k: 1.0, "linear": lambda k: k, "sqrt": math.sqrt}
+
+
 def converted(recipe: Recipe, to_towers: int, scaling: str) -> Recipe:
     """Way B: the same batch per tower, so that a step has k = to / from times the examples.
 
-      learning rate    * k (linear), * sqrt(k) or unchanged (none): `schedules.scaled_rate`
+      learning rate    * k (linear), * sqrt(k) or unchanged (none): `SCALINGS`
       durations        / k, which is the same in epochs
       moving averages  decay ** k, which has the same half-life in epochs (Busbridge et al. 2023,
                        arXiv:2307.13813)
@@ -107,10 +111,10 @@ def converted(recipe: Recipe, to_towers: int, scaling: str) -> Recipe:
                        (Wang and Aitchison 2024, arXiv:2405.13698)
 
     Raises:
-      ValueError: `scaling` is not one of `schedules.SCALINGS`.
+      KeyError: `scaling` is not one of `SCALINGS`.
     """
     k = to_towers / recipe.num_towers
-    growth = schedules.scaled_rate(1.0, scaling, to_towers, recipe.num_towers)
+    growth = SCALINGS[scaling](k)
     decoupled = recipe.optimizer in optimizers.DECOUPLED_WEIGHT_DECAY
     return dataclasses.replace(
         recipe,
@@ -200,7 +204,7 @@ def _described(recipe: Recipe, examples: int) -> dict[str, str]:
 def notes(authors: Recipe, a: Recipe, b: Recipe, scaling: str) -> Iterator[str]:
     """The rules by which a recipe was converted, and what train.py has no flags for."""
     k = b.num_towers / authors.num_towers
-    growth = schedules.scaled_rate(1.0, scaling, b.num_towers, authors.num_towers)
+    growth = SCALINGS[scaling](k)
     name, share = authors.optimizer, -(-a.num_microbatches // a.num_towers)
     if a.microbatch_size != authors.microbatch_size:
         yield f"""A: microbatches are cut from {authors.microbatch_size:,} to {a.microbatch_size:,}
@@ -252,7 +256,7 @@ def report(
     Args:
       authors: their recipe. An asynchronous one is that of one tower, whose gradient was an update.
       to_towers: to convert it for.
-      scaling: of `schedules.SCALINGS`.
+      scaling: of `SCALINGS`.
       examples: of the training set.
       was: of `WAS`; None assumes synchronous, and says what else it may have been.
 
@@ -303,8 +307,8 @@ def parse(arguments: Sequence[str]) -> tuple[Recipe, int, str, int, str | None]:
         default = f"{field.default}{' / from_towers' if field.name in _OF_ONE_TOWER else ''}"
         text = f"{field.metadata['help']} (default: {default})"
         parser.add_argument(f"--{field.name}", help=text)
-    scalings = f"of the rate: {', '.join(schedules.SCALINGS)} (default: linear for sgd, else sqrt)"
-    parser.add_argument("--scaling", choices=schedules.SCALINGS, help=scalings)
+    scalings = f"of the rate: {', '.join(SCALINGS)} (default: linear for sgd, else sqrt)"
+    parser.add_argument("--scaling", choices=SCALINGS, help=scalings)
     text = f"how the towers updated the weights: {' or '.join(WAS)} (default: both are answered)"
     parser.add_argument("--was", choices=WAS, help=text)
     parser.add_argument("--examples", default=50_000, help="of the training set (default: 50000)")

@@ -3,8 +3,7 @@
 from typing import NamedTuple
 
 from laboratory import data, findings, race
-from lessons import lesson
-from towers import schedules
+from lessons import lesson, recipe
 
 QUESTION = "How do I change the rate with the number of GPUs?"
 PER_TOWER, RATE, ADAM_RATE = 32, 0.05, 1e-3
@@ -17,7 +16,7 @@ SEEDS = (0, 1, 2)
 class Rule(NamedTuple):
     """How the rate follows the number of towers.
 
-    scaling: of `schedules.scaled_rate`.
+    scaling: of `recipe.SCALINGS`.
     warm_up: examples over which the rate rises from that of one tower (Goyal et al. 2017).
     optimizer: of `race.OPTIMIZERS`.
     """
@@ -80,7 +79,7 @@ def entry(rule: str, num_towers: int, seed: int) -> race.Entry:
     how = RULES[rule]
     batch = num_towers * PER_TOWER
     base = ADAM_RATE if how.optimizer == "adam" else RATE
-    rate = schedules.scaled_rate(base, how.scaling, batch, PER_TOWER)
+    rate = base * recipe.SCALINGS[how.scaling](num_towers)
     return race.Entry(
         batch,
         rate,

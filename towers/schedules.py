@@ -10,7 +10,6 @@ import itertools
 import math
 
 SCHEDULES = ("exponential", "piecewise", "cosine", "linear", "constant")
-SCALINGS = ("none", "linear", "sqrt")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,20 +95,3 @@ class LearningRate:
 def exact(epochs: float) -> fractions.Fraction:
     """The fraction that was meant: 0.1 is 1/10. (In floating point 0.3 // 0.1 is 2, not 3.)"""
     return fractions.Fraction(epochs).limit_denominator(1_000_000)
-
-
-def scaled_rate(
-    learning_rate: float, scaling: str, global_batch_size: int, base_batch_size: int
-) -> float:
-    """The learning rate for `global_batch_size`, given one that was found for `base_batch_size`.
-
-    `linear` multiplies by k = global_batch_size / base_batch_size (Goyal et al. 2017), `sqrt` by
-    the square root of k (Krizhevsky 2014, arXiv:1404.5997), `none` leaves the rate alone.
-
-    Raises:
-      ValueError: `scaling` is not one of SCALINGS.
-    """
-    if scaling not in SCALINGS:
-        raise ValueError(f"scaling={scaling!r}: must be one of {', '.join(SCALINGS)}")
-    ratio = global_batch_size / base_batch_size
-    return learning_rate * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[scaling]
