@@ -20,6 +20,7 @@ import toys
 from tensorflow.python.framework import kernels
 
 import towers
+from input_pipeline import arrays
 from towers import devices, hashes, machine, networks, step, weight_decay
 from towers.networks import optimizers
 from towers.runs import callbacks, fit_state
@@ -55,7 +56,7 @@ def program(
     images, labels = toys.batch(8)
     with tf.device(devices.HOST):
         averages = callbacks.MovingAverages(model, 0.9)
-        averages.set_run(types.SimpleNamespace(model=model, state=fit_state.FitState(model)))
+        averages.run = types.SimpleNamespace(model=model, state=fit_state.FitState(model))
         batch = tf.constant(images), tf.constant(labels, tf.int32)
         model._towers.prepare(batch, lambda: None, [averages.in_step])
     return model, batch
@@ -193,7 +194,8 @@ def test_with_xla_weights_and_averages_may_be_on_two_devices(tmp_path):
     towers.distribute(model, 1, microbatch_size=4)
     averages = callbacks.MovingAverages(model, 0.5)
     x, y = np.ones((4, 3), np.float32), np.zeros((4, 3), np.float32)
-    towers.Run(tmp_path, model).fit(x, y, batch_size=4, callbacks=[averages], verbose=0)
+    source = arrays.batches(x, y)
+    towers.Run(tmp_path, model).fit(source, batch_size=4, callbacks=[averages], verbose=0)
     for average, weight in zip(averages.averages, model.trainable_variables, strict=True):
         assert average.device == weight.value.device
     assert len({average.device for average in averages.averages}) == 2

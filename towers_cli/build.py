@@ -16,8 +16,6 @@ from towers_cli import own_model, settings
 IMAGES_TO_ADAPT_TO = 5000  # at most, for a network that looks at some before its first step
 BYTES_TO_ADAPT_TO = 2**28  # likewise: 445 images of 224 x 224
 TOP = 5  # the label is among so many largest logits
-# TensorBoard shows five settings until others are chosen.
-COMPARED = ("global_batch_size", "learning_rate", "model", "num_towers", "optimizer")
 
 
 def start_runtime(chosen: settings.TrainSettings) -> tuple[str, ...]:
@@ -208,7 +206,7 @@ def callbacks_of(
     if chosen.moving_average_decay:
         chain.append(callbacks.MovingAverages(model, chosen.moving_average_decay))
     show = console.printer(last_step, chosen.eval_split)
-    chain.append(callbacks.Log(chosen.log_every_steps, show=show, compared=COMPARED))
+    chain.append(callbacks.Log(chosen.log_every_steps, show=show))
     if chosen.summary_every_steps:
         chain.append(callbacks.Histograms(chosen.summary_every_steps))
     if chosen.verify_every_steps:

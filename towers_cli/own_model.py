@@ -85,7 +85,7 @@ def _problem(model, image_shape: tuple[int, int, int], num_classes: int) -> str:
         return "ends with a softmax: must give logits"
     if not model.trainable_variables:
         return "has no trainable weight: must have one"
-    definition.check_can_be_saved(model)
+    definition.describe_model(model)
     return ""
 
 

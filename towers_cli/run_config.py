@@ -68,7 +68,7 @@ def check_alike(workers: worker.Workers, chosen: settings.TrainSettings) -> None
 def check_beginning(config: Mapping, folder: run_folder.RunFolder) -> None:
     """Checks that a run continues with its own settings, or can begin with `--init_from`."""
     earlier, newest = read(folder), checkpoints.newest(folder.checkpoints)
-    if not (newest or (earlier and run_folder.FIRST_CHECKPOINT in earlier)):
+    if not (newest or (earlier and earlier.get(run_folder.FIRST_CHECKPOINT))):
         # It has nothing to continue from, and starts over with any settings.
         if init_from := config["settings"]["init_from"]:
             warm_start.locate(init_from)

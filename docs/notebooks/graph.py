@@ -26,7 +26,7 @@ print(devices)
 import numpy as np
 import tensorflow as tf
 
-from input_pipeline import shapes
+from input_pipeline import arrays, shapes
 
 images, labels = shapes.make("train")
 images = tf.constant(images[:120].reshape(120, -1) / 255.0)
@@ -255,7 +255,8 @@ model.compile(keras.optimizers.SGD(0.001), loss)
 batch = images.numpy().astype("float32"), labels.numpy()
 with tempfile.TemporaryDirectory() as folder:
     run = towers.Run(folder, model)
-    run.fit(*batch, batch_size=120, epochs=20, callbacks=[CallsByStep()], verbose=0)
+    data = arrays.batches(*batch)
+    run.fit(data, batch_size=120, epochs=20, callbacks=[CallsByStep()], verbose=0)
     graph = run.step_function().graph
 print("calls after the first and the last of 20 steps:", *CallsByStep.found[::19])
 print("operations that wait for another tower:", waiting(graph))

@@ -149,7 +149,7 @@ import tempfile
 
 import keras
 
-from input_pipeline import shapes
+from input_pipeline import arrays, shapes
 
 images, labels = shapes.make("train")
 images = images[:1_000].reshape(1_000, -1).astype("float32") / 255
@@ -169,7 +169,8 @@ def rates(devices):
     callbacks = [towers.callbacks.LearningRate(schedule), towers.callbacks.Log(steps=1)]
     with tempfile.TemporaryDirectory() as folder:
         run = towers.Run(folder, model)
-        run.fit(images, labels, batch_size=batch, epochs=5, callbacks=callbacks, verbose=0)
+        data = arrays.batches(images, labels)
+        run.fit(data, batch_size=batch, epochs=5, callbacks=callbacks, verbose=0)
         lines = map(json.loads, run.folder.metrics.read_text().splitlines())
         steps = [line for line in lines if "learning_rate" in line]
     return {line["examples_seen"] - batch: line["learning_rate"] for line in steps}

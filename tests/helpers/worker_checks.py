@@ -162,7 +162,7 @@ def of_others(workers) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         for attempt in (
             lambda: model.fit(other, labels, **fit),
-            lambda: towers.Run(folder, model).fit(images, labels, **fit),
+            lambda: towers.Run(folder, model).fit(arrays.batches(images, labels), **fit),
         ):
             try:
                 attempt()

@@ -197,8 +197,8 @@ ERRORS = {
     ),
     "a resumed run begins its epoch again": (
         changed(
-            sources.FromSource, "batches",
-            lambda batches: lambda self, epoch, first: batches(self, epoch, 0),
+            sources.Epochs, "batches",
+            lambda batches: lambda self, first, last: batches(self, 0, last),
         ), 2, RESUMED_AT + 1,
     ),
 }  # fmt: skip

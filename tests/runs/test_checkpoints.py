@@ -33,7 +33,7 @@ def new_state(*, units=3, optimizer=None, keep_averages=True) -> fit_state.FitSt
 
 def variables_of(state) -> list:
     variables = [*state.model.variables, *state.model.optimizer.variables]
-    return [variable.value for variable in variables] + [*state.averages, *state.counters.values()]
+    return [variable.value for variable in variables] + [*state.averages, state.counter]
 
 
 def fill(state, at_step: int) -> list[np.ndarray]:
@@ -41,12 +41,12 @@ def fill(state, at_step: int) -> list[np.ndarray]:
     for index, variable in enumerate(variables_of(state)):
         values = np.arange(np.prod(variable.shape)).reshape(variable.shape) + index + 0.5
         variable.assign(tf.cast(values, variable.dtype))
-    state.counters["step"].assign(at_step)
+    state.counter.assign(at_step)
     return [variable.numpy() for variable in variables_of(state)]
 
 
 def save(state, folder, at_step, keep=5):
-    state.counters["step"].assign(at_step)
+    state.counter.assign(at_step)
     checkpoints.Checkpoints(state, folder, keep).save()
     return str(folder / f"step-{at_step}")
 

@@ -21,6 +21,7 @@ import scripts
 import toys
 
 import towers
+from input_pipeline import arrays
 from towers.runs import run_folder
 
 FLAGS = [
@@ -271,7 +272,8 @@ def test_a_program_s_run_is_not_the_command_s_nor_the_other_way_round(tmp_path):
     def fit(folder):
         model = toys.classifier()
         model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        return towers.Run(folder, model).fit(*toys.batch(8, [3]), verbose=0)
+        source = arrays.batches(*toys.batch(8, [3]))
+        return towers.Run(folder, model).fit(source, batch_size=8, verbose=0)
 
     fit(tmp_path / "program")
     scripts.trained(tmp_path / "command", "--max_steps=1")

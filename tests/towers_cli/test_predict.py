@@ -7,7 +7,7 @@ import toys
 from PIL import Image
 
 import towers
-from input_pipeline import datasets, raw_images
+from input_pipeline import arrays, datasets, raw_images
 from towers_cli import predict
 
 
@@ -103,7 +103,7 @@ def test_a_program_s_run_of_pictures(tmp_path, capsys):
             model, image_shape=(9, 7, 1), class_names=("dark", "bright")
         ),
     )
-    run.fit(pictures, bright, batch_size=8, epochs=2)
+    run.fit(arrays.batches(pictures, bright), batch_size=8, epochs=2)
     capsys.readouterr()
     Image.fromarray(pictures[0, ..., 0]).save(tmp_path / "a.png")
     logits = model(pictures[:1])

@@ -8,13 +8,12 @@ import errno
 import numbers
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorboard.plugins.hparams import api as hparams
 
 from towers import (
     cutting,
@@ -30,22 +29,18 @@ from towers.runs import run_folder, summaries
 
 
 class RunCallback(keras.callbacks.Callback):
-    """A callback of a run, which `set_run` gives it before the training begins."""
+    """A callback that knows its run.
 
-    run = None
+    Attributes:
+      run: the `run.Run`, from before the training begins.
+    """
 
-    def set_run(self, run: Any) -> None:
-        """Takes the run."""
-        self.run = run
+    run: Any = None
 
     @property
     def _writes(self) -> bool:
         """Whether this worker is the one that writes into the folder."""
         return self.run.workers.is_chief
-
-    @property
-    def _at_step(self) -> int:
-        return self.run.state.step
 
 
 class LearningRate(RunCallback):
@@ -69,7 +64,7 @@ class LearningRate(RunCallback):
 
     def on_train_batch_begin(self, batch, logs=None):
         # As an array: TensorFlow 2.21 keeps every Python number forever (tensorflow#68196).
-        rate = np.float32(self.rate(self.run.state.examples_seen))
+        rate = np.float32(self.rate(self.run.examples_seen))
         self.model.optimizer.learning_rate.value.assign(rate)
 
 
@@ -98,7 +93,7 @@ class MovingAverages(RunCallback):
     def in_step(self, examples: int) -> None:
         """Is called in the graph of a step of so many examples, once the weights are updated."""
         with tf.name_scope("moving_averages"):
-            step = tf.convert_to_tensor(self.run.state.counters["step"])  # updates before this one
+            step = tf.convert_to_tensor(self.run.state.counter)  # updates before this one
             weights = [weight.value for weight in self._weights]
             is_one_program = updating.are_on_one_device([*weights, *self.averages])
             jit_compile = (self.run.model.jit_compile and is_one_program) or None
@@ -127,130 +122,104 @@ class Log(RunCallback):
     of the whole epoch; TensorBoard has them as `epoch_loss` and so on.
     """
 
-    def __init__(
-        self,
-        steps: int = 20,
-        *,
-        show: Callable[[dict], None] | None = None,
-        compared: Sequence[str] | None = None,
-    ):
+    def __init__(self, steps: int = 20, *, show: Callable[[dict], None] | None = None):
         """
         Args:
           steps: between two lines; the first step has one, too.
           show: is called with each line.
-          compared: the settings by which TensorBoard compares runs; None for all.
         """
         super().__init__()
-        self._every, self._show, self._compared = steps, show or (lambda line: None), compared
+        self._every, self._show = steps, show or (lambda line: None)
         self._decays: dict[str, float] = {}
 
     def on_train_begin(self, logs=None):
-        if not self._writes:
-            return
-        config = self.run.folder.read_config()
-        with summaries.events(self.run.writer("train"), 0):
-            for part in ("settings", "resolved"):
-                tf.summary.text(part, summaries.markdown_table(config[part]))
-        settings, compared = self.run.settings, self._compared
-        values = {
-            name: value if isinstance(value, (bool, int, float, str)) else str(value)
-            for name, value in settings.items()
-            if compared is None or name in compared
-        }
-        if values:
-            with summaries.events(self.run.writer("eval"), 0):
-                hparams.hparams(values, trial_id=str(self.run.folder.path))
+        if self._writes:
+            config = self.run.folder.read_config()
+            with summaries.events(self.run.writer("train"), 0):
+                for part in ("settings", "resolved"):
+                    tf.summary.text(part, summaries.markdown_table(config[part]))
         self._begin()
 
     def _begin(self) -> None:
         """Counts the time from now on."""
-        now = time.perf_counter() - self.run.seconds_saving
-        self._since = now, self._at_step, self.run.state.examples_seen
+        self._since = time.perf_counter() - self.run.seconds_saving, self.run.state.step
+
+    def _is_due(self, step: int) -> bool:
+        return self._writes and (step % self._every == 0 or step == 1)
 
     def on_train_batch_begin(self, batch, logs=None):
-        if self._writes and self._is_due(self._at_step + 1):
+        if self._is_due(self.run.state.step + 1):
             self._decays = {
                 weight.path: float(weight.regularizer(weight.value))
                 for weight in self.model.trainable_variables
                 if weight.regularizer is not None
             }
 
-    def _is_due(self, at_step: int) -> bool:
-        return at_step % self._every == 0 or at_step == 1
-
     def on_train_batch_end(self, batch, logs=None):
-        if not self._writes:
+        run, step, decays = self.run, self.run.state.step, self._decays
+        if not self._is_due(step):
             return
-        at_step = self._at_step
-        if not self._is_due(at_step):
-            return
-        state, distribution, decays = self.run.state, self.run.distribution, self._decays
-        began, before, seen_before = self._since
+        began, before = self._since
         self._begin()
-        elapsed = self._since[0] - began
-        losses = self.run.watched.losses.numpy().astype(np.float64)
-        sizes = [1]  # the examples that each counts for; a joined loss is the batch's
+        elapsed, steps = self._since[0] - began, max(1, step - before)
+        losses = run.watched.losses.numpy().astype(np.float64)
+        examples = cutting.num_examples(run.batch)
+        sizes = np.ones(1)  # the examples that each counts for; a joined loss is the batch's
         if len(losses) > 1:
-            examples = cutting.num_examples(self.run.batch)
-            sizes = cutting.sizes(examples, distribution.size_of_run())
-        line = {
-            "step": at_step,
-            "examples_seen": state.examples_seen,
-            "epoch": self.run.epochs_made(),
+            sizes = np.array(cutting.sizes(examples, run.distribution.size_of_run()))
+        line = self._place() | {
             "learning_rate": float(str(np.float32(self.model.optimizer.learning_rate))),
             "loss": float(np.average(losses, weights=sizes)),
             "weight_decay": sum(decays.values()),
-            "examples_per_second": (state.examples_seen - seen_before) / elapsed,
-            "step_seconds": elapsed / max(1, at_step - before),
-        } | {name: float(value) for name, value in (logs or {}).items() if name != "loss"}
-        run_folder.append_line(self.run.folder.metrics, line)
-        runs = shares.evenly(len(losses), min(len(losses), distribution.num_towers))
-        means = [
-            np.average(losses[r.start : r.stop], weights=sizes[r.start : r.stop]) for r in runs
-        ]
+            "examples_per_second": steps * examples / elapsed,
+            "step_seconds": elapsed / steps,
+        }
+        line |= {name: float(value) for name, value in (logs or {}).items() if name != "loss"}
+        of_towers = shares.evenly(len(losses), min(len(losses), run.distribution.num_towers))
+        means = [np.average(losses[share], weights=sizes[share]) for share in of_towers]
         scalars = {f"weight_decay/{path}": value for path, value in decays.items()}
-        self._write("train", line | scalars | {"towers/loss_spread": max(means) - min(means)})
-        self._tell(line)
-        if at_step == 1:
-            with summaries.events(self.run.writer("train"), 0):
-                tf.summary.graph(summaries.graph_with_calls_inlined(self.run.step_function()))
+        scalars["towers/loss_spread"] = max(means) - min(means)
+        self._write(line, {"train": line | scalars})
+        if step == 1:
+            with summaries.events(run.writer("train"), 0):
+                tf.summary.graph(summaries.graph_with_calls_inlined(run.step_function()))
             self._begin()
 
     def on_epoch_end(self, epoch, logs=None):
         if not self._writes:
             return
+        place = self._place()
         values = {k: float(v) for k, v in (logs or {}).items() if isinstance(v, numbers.Real)}
-        line = {
-            "step": self._at_step,
-            "examples_seen": self.run.state.examples_seen,
-            "epoch": self.run.epochs_made(),
-        } | values
-        run_folder.append_line(self.run.folder.metrics, line)
-        place = {name: value for name, value in line.items() if name not in values}
         of_epoch = {f"epoch_{n}": v for n, v in values.items() if not n.startswith("val_")}
         evaluated = {n.removeprefix("val_"): v for n, v in values.items() if n.startswith("val_")}
-        self._write("train", place | of_epoch)
-        self._write("eval", place | evaluated)
-        self._tell(line)
+        self._write(place | values, {"train": place | of_epoch, "eval": place | evaluated})
         self._begin()  # an evaluation is no training
 
-    def _tell(self, line: dict) -> None:
-        """Shows a line; stops the run where nobody reads it any more, as after `... | head`."""
+    def _place(self) -> dict[str, float]:
+        """How far the run is."""
+        run = self.run
+        return {
+            "step": run.state.step,
+            "examples_seen": run.examples_seen,
+            "epoch": run.epochs_made,
+        }
+
+    def _write(self, line: dict, of_parts: Mapping[str, dict]) -> None:
+        """Writes a line, and numbers by the part of TensorBoard's files that they are for."""
+        run_folder.append_line(self.run.folder.metrics, line)
+        for part, values in of_parts.items():
+            at = {name: values.pop(name) for name in ("step", "examples_seen")}
+            with summaries.events(self.run.writer(part), at["step"]):
+                summaries.scalars(values)
+            with summaries.events(self.run.writer(part), at["examples_seen"]):
+                names = [name for name in ("loss", "accuracy", "learning_rate") if name in values]
+                summaries.scalars({summaries.BY_EXAMPLES + name: values[name] for name in names})
         try:
             self._show(line)
-        except OSError as error:
+        except OSError as error:  # nobody reads it any more, as after `... | head`
             if error.errno not in (errno.EPIPE, errno.EIO):  # a terminal that was closed
                 raise
             self.run.stop(signal.SIGPIPE)
-
-    def _write(self, part: str, line: dict) -> None:
-        """Writes scalars by steps, and some by the examples seen, too."""
-        values = {n: value for n, value in line.items() if n not in ("step", "examples_seen")}
-        with summaries.events(self.run.writer(part), line["step"]):
-            summaries.scalars(values)
-        with summaries.events(self.run.writer(part), line["examples_seen"]):
-            names = [name for name in ("loss", "accuracy", "learning_rate") if name in line]
-            summaries.scalars({summaries.BY_EXAMPLES + name: line[name] for name in names})
 
 
 class Histograms(RunCallback):
@@ -270,7 +239,7 @@ class Histograms(RunCallback):
 
     def on_train_batch_begin(self, batch, logs=None):
         self._shown = {}
-        if (self._at_step + 1) % self._every or not self._writes or self._pass is None:
+        if (self.run.state.step + 1) % self._every or not self._writes or self._pass is None:
             return
         model = self._pass.model
         x, _, _ = keras.utils.unpack_x_y_sample_weight(self.run.batch)
@@ -281,10 +250,10 @@ class Histograms(RunCallback):
         self._shown = self._pass.forward(weights, state, draw, first).outputs
 
     def on_train_batch_end(self, batch, logs=None):
-        if self._at_step % self._every or not self._writes:
+        if self.run.state.step % self._every or not self._writes:
             return
         watched = self.run.watched
-        with summaries.events(self.run.writer("train"), self._at_step):
+        with summaries.events(self.run.writer("train"), self.run.state.step):
             variables = self.model.trainable_variables
             for weight, gradient in zip(variables, watched.gradients, strict=True):
                 tf.summary.histogram(f"weights/{weight.path}", weight.value)
@@ -306,29 +275,28 @@ class Histograms(RunCallback):
 class Verify(RunCallback):
     """Writes a hash of the whole state into `metrics.jsonl`, by which runs are compared.
 
-    Every few steps, at the end of each epoch, and before the first step.
+    Before the first step, after every few, and at the end of each epoch.
     """
 
     def __init__(self, steps: int):
         super().__init__()
-        self._every, self._newest = steps, -1
+        self._every = steps
 
     def on_train_begin(self, logs=None):
-        if not self._at_step:
+        if not self.run.state.step:
             self._write()
 
     def on_train_batch_end(self, batch, logs=None):
-        if self._at_step % self._every == 0:
+        if self.run.state.step % self._every == 0:
             self._write()
 
     def on_epoch_end(self, epoch, logs=None):
-        if self._newest != self._at_step:
+        if self.run.state.step % self._every:
             self._write()
 
     def _write(self) -> None:
-        self._newest = self._at_step
         if self._writes:
             parts = self.run.state.parts_sha256()
-            line = {"step": self._at_step, "examples_seen": self.run.state.examples_seen}
+            line = {"step": self.run.state.step, "examples_seen": self.run.examples_seen}
             line |= {"state_sha256": hashes.sha256_of_parts(parts), "parts_sha256": parts}
             run_folder.append_line(self.run.folder.metrics, line)

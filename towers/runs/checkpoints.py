@@ -55,7 +55,7 @@ class Checkpoints:
         Raises:
           CheckpointError: it cannot be written; those before it are unchanged.
         """
-        path = self._folder / f"step-{int(self._state.counters['step'])}"
+        path = self._folder / f"step-{int(self._state.counter)}"
         if path.exists() and not replace:
             return
         temporary = Path(f"{path}{_TEMPORARY}")
@@ -181,7 +181,7 @@ def step_of(path: str) -> int:
 
 
 def read(path: str) -> dict[str, np.ndarray]:
-    """The values in a checkpoint, by part and place: `weights/0`, `optimizer/3`, `counters/step`.
+    """The values in a checkpoint, by part and place: `weights/0`, `optimizer/3`, `step/0`.
 
     Raises:
       CheckpointError: it cannot be read.

@@ -15,21 +15,6 @@ _NO_PART_OF_IT = ("module", "seed", "shared_object_id", "compile_config")
 _NAME = re.compile(r'"name": "([^"]+)"')
 
 
-def check_can_be_saved(model: keras.Model) -> None:
-    """Checks before the first step what would otherwise fail at the end.
-
-    Raises:
-      ValueError: Keras cannot save the model.
-    """
-    try:
-        keras.saving.serialize_keras_object(model)
-    except (NotImplementedError, TypeError, ValueError) as error:
-        raise ValueError(
-            "Keras cannot save the model: a layer or a model of your own needs a get_config with "
-            f"all arguments of its constructor ({errors.reason(error)})"
-        ) from error
-
-
 def describe_run(
     model: keras.Model,
     optimizer: Mapping,
@@ -56,8 +41,18 @@ def describe_model(model: keras.Model) -> dict[str, str]:
     """A hash of a model's layers as Keras saves them, and one of its variables.
 
     Code within a layer or a model of your own is not in it, nor are seeds, which are state.
+
+    Raises:
+      ValueError: Keras cannot save the model; now, and not at the end of a run.
     """
-    text = json.dumps(_kept(keras.saving.serialize_keras_object(model)), sort_keys=True)
+    try:
+        config = keras.saving.serialize_keras_object(model)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise ValueError(
+            "Keras cannot save the model: a layer or a model of your own needs a get_config with "
+            f"all arguments of its constructor ({errors.reason(error)})"
+        ) from error
+    text = json.dumps(_kept(config), sort_keys=True)
     for number, name in enumerate(dict.fromkeys(_NAME.findall(text))):
         # Keras numbers names by what a process has built before.
         text = text.replace(f'"{name}"', f'"name {number}"')

@@ -15,45 +15,26 @@ class FitState:
     Attributes:
       model: with its optimizer and its metrics.
       averages: moving averages of the trainable weights, in their order; empty if none are kept.
-      step, examples_seen: updates made and examples consumed.
-      epoch, step_in_epoch: whole epochs made, and updates since.
-      counters: int64 variables of these four, by name. A step counts in its graph; the numbers
-        spare reading variables.
-      notes: string variable, what callbacks remember (`callback_state`).
+      step: updates made.
+      counter: int64 variable of these. A step counts in its graph; the number spares reading it.
+      notes: string variable, what callbacks remember (`callback_state`) and where an epoch is.
     """
 
     def __init__(self, model: keras.Model, averages: Sequence[tf.Variable] = ()):
         self.model, self.averages = model, list(averages)
         with tf.device(devices.HOST):
-            self.counters = {
-                name: tf.Variable(0, dtype=tf.int64, trainable=False, name=name)
-                for name in ("step", "examples_seen", "epoch", "step_in_epoch")
-            }
+            self.counter = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
             self.notes = tf.Variable("{}", trainable=False, name="notes")
         self.read()
 
     def read(self) -> None:
-        """Takes the numbers from the variables, which were restored."""
-        counters = self.counters.values()
-        self.step, self.examples_seen, self.epoch, self.step_in_epoch = map(int, counters)
+        """Takes the number of the variable, which was restored."""
+        self.step = int(self.counter)
 
     def count(self, examples: int) -> None:
-        """Counts a step of so many examples, in its graph."""
+        """Counts a step in its graph."""
         with tf.device(devices.HOST), tf.name_scope("count"):
-            for name, more in (("step", 1), ("step_in_epoch", 1), ("examples_seen", examples)):
-                self.counters[name].assign_add(more)
-
-    def count_made(self, examples: int) -> None:
-        """Counts a step of so many examples that was made."""
-        self.step += 1
-        self.step_in_epoch += 1
-        self.examples_seen += examples
-
-    def end_epoch(self) -> None:
-        """Counts an epoch that was made whole."""
-        self.epoch, self.step_in_epoch = self.epoch + 1, 0
-        self.counters["epoch"].assign(self.epoch)
-        self.counters["step_in_epoch"].assign(0)
+            self.counter.assign_add(1)
 
     def arithmetic(self) -> dict[str, list[tf.Variable]]:
         """The variables by what they are that a hash is taken over: all but the notes."""
@@ -66,7 +47,7 @@ class FitState:
         }
         return {name: [v.value for v in part] for name, part in parts.items()} | {
             "moving_averages": self.averages,
-            "counters": [*self.counters.values()],
+            "step": [self.counter],
         }
 
     def parts(self) -> dict[str, Any]:
@@ -81,7 +62,7 @@ class FitState:
         parts["moving_averages"] = dict(zip(trained, self.averages, strict=bool(self.averages)))
         for name in ("weights", "model_state"):
             parts[name] = {places[id(variable)]: variable for variable in parts[name]}
-        return parts | {"counters": self.counters, "notes": [self.notes]}
+        return parts | {"notes": [self.notes]}
 
     def parts_sha256(self) -> dict[str, str]:
         """A hash for each part that this run has."""

@@ -86,7 +86,7 @@ class Run:
     Attributes:
       folder: its files.
       model: that is trained, compiled.
-      settings: by which TensorBoard compares runs.
+      settings: what TensorBoard shows of the run.
       distribution: what puts the model on towers.
       workers: those that train it together; most often one.
       state: of the run; None before `fit`.
@@ -113,8 +113,7 @@ class Run:
           model: compiled; on towers, or it is put on one for each GPU, or else one.
           init_from: what a new run takes weights from, by name and shape of its layers: a run's
             folder, a checkpoint in one, or a `.keras` file.
-          settings: for `config.json` and TensorBoard, which compares runs by them; they decide
-            nothing.
+          settings: for `config.json` and TensorBoard, which shows them; they decide nothing.
           resolved: what else `config.json` says of the run, such as the names of its classes.
           definition: what decides the weights that the run ends with, by name, where optimizer,
             loss and callbacks are made of something else, such as flags; None for what these are.
@@ -141,27 +140,19 @@ class Run:
         self.state: fit_state.FitState | None = None
         self.batch: cutting.Structure = None
         self.watched: updating.Watched | None = None
-        self._data: sources.FromSource | sources.FromKeras | None = None
-        self._asked = interrupts.Interrupts()
         self.seconds_saving = 0.0
-        self._unsaved = self._due = False  # whether there are new steps; whether to save
         self._config: dict = {}  # what `config.json` says
+        self._has_ended = True  # whether the end of the last step's epoch was dealt with
         self._writers: dict[str, tf.summary.SummaryWriter] = {}
 
     def fit(
         self,
         x: Any,
-        y: Any = None,
         *,
-        batch_size: int | None = None,
+        batch_size: int,
         epochs: int = 1,
         max_steps: int | None = None,
-        steps_per_epoch: int | None = None,
-        sample_weight: Any = None,
-        class_weight: Mapping[int, float] | None = None,
-        shuffle: bool = True,
         validation_data: Any = None,
-        validation_batch_size: int | None = None,
         validation_freq: int | list[int] = 1,
         callbacks: Sequence[keras.callbacks.Callback] = (),
         verbose: str | int = "auto",
@@ -171,30 +162,24 @@ class Run:
         """Trains to the end, or continues from where the run stands.
 
         Args:
-          x: a source that can be read at any position, such as `input_pipeline.arrays.batches(x,
-            y)`, with which a run resumes at no cost; or anything that Keras's `fit` takes, which is
-            read on from the start of the epoch where a run resumes.
-          y: labels of arrays; other data bring theirs.
-          batch_size: examples of a step; data sets and generators bring batches.
+          x: a source that can be read at any position, with its labels, its weights and its order,
+            such as `input_pipeline.arrays.batches(x, y)`.
+          batch_size: examples of a step.
           epochs: after which the run ends, counted from its beginning.
           max_steps: likewise, where that is earlier; it may be within an epoch, which a run with a
             later end finishes.
-          steps_per_epoch, sample_weight, class_weight: as Keras's `fit` takes them; not with a
-            source.
-          shuffle: arrays, for each epoch, in an order that only its number decides; not of a
-            source, which has an order.
           validation_data: as Keras's `fit` takes it; or batches that can be iterated over again and
             again, such as `input_pipeline.images.evaluated`.
-          validation_batch_size, validation_freq, verbose: as Keras's `fit` takes them.
+          validation_freq, verbose: as Keras's `fit` takes them.
           callbacks: Keras's, or your own; `towers.callbacks.Log()` is added where there is no Log.
             When a run resumes, what they have changed among their attributes is as it was, if it is
             numbers, texts, arrays, or lists, tuples, sets and dicts of these.
-          checkpoint_every_steps: there is one at the end, too, and of data that are no source at
-            the end of each epoch.
+          checkpoint_every_steps: there is one at the end, too; 0 for this one alone.
           checkpoints_to_keep: the newest few; at least 1.
 
         Raises:
           Stopped: a signal has stopped the run, and its state is saved.
+          TypeError, ValueError: an argument cannot be used.
           RunFolderError, CheckpointError: the folder holds another run, is in use, or cannot be
             read or written.
           TrainingError: a loss or a gradient is not finite, and nothing was updated; or workers
@@ -206,29 +191,14 @@ class Run:
         for name, value in (("epochs", epochs), ("max_steps", max_steps)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name}={value}: must be a whole number, at least 1")
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}: must be at least 1")
-        if sources.is_source(x):
-            for name, argument in (
-                ("y", y), ("sample_weight", sample_weight), ("class_weight", class_weight),
-                ("steps_per_epoch", steps_per_epoch),
-            ):  # fmt: skip
-                if argument is not None:
-                    raise ValueError(f"{name}: x is a source, which has its own; leave it out")
-            self._data = sources.FromSource(x, batch_size, epochs, max_steps)
-        else:
-            self._data = sources.FromKeras(
-                x, y, batch_size, steps_per_epoch, sample_weight, class_weight, shuffle
-            )
         model, is_chief, callbacks = self.model, self.workers.is_chief, list(callbacks)
-        self._last_epoch, self._last_step, self._every = epochs, max_steps, checkpoint_every_steps
+        self._data = sources.Epochs(x, batch_size)
+        end = self._data.first_step(epochs)
+        self._last_step = min(end, max_steps or end)
         self._validation = sources.evaluated(validation_data)
-        self._validation_freq = validation_freq
-        self._validation_batch_size = validation_batch_size or batch_size
+        self._validation_freq, self._save_every = validation_freq, checkpoint_every_steps
         if not any(isinstance(callback, run_callbacks.Log) for callback in callbacks):
             callbacks.append(run_callbacks.Log())
-        if is_chief:
-            self.folder.read_config()  # else its lock would be in a folder of another kind
         with self.folder.held() if is_chief else contextlib.nullcontext():
             self._begin(callbacks, checkpoints_to_keep)
             self._callbacks = keras.callbacks.CallbackList(
@@ -237,7 +207,7 @@ class Run:
                 add_progbar=verbose != 0 and is_chief,
                 verbose=verbose if is_chief else 0,
                 epochs=epochs,
-                steps=self._data.steps(0),
+                steps=self._data.first_step(1),
                 model=model,
             )
             logs = self._train()
@@ -251,67 +221,140 @@ class Run:
         An update begins when the sums of all workers have come, so it is made whole or not at all.
         """
         first = self.state.step
-        try:
-            return self._epochs()
-        except errors.GoneError as error:
-            self.state.read()
-            if not self.workers.is_chief or self.state.step == first:
+        with interrupts.Interrupts() as self._asked:
+            try:
+                return self._make_epochs()
+            except errors.GoneError:
+                self.state.read()
+                if self.workers.is_chief and self.state.step > first:
+                    self._note()
+                    self._checkpoints.save()
                 raise
-            with interrupts.Interrupts():  # a launcher may send a signal now
-                self._note()
-                self._checkpoints.save()
-            raise type(error)(f"{error}. {self._checkpoints.describe_newest()}") from error
 
-    def _epochs(self) -> dict[str, float]:
-        """The epochs that are left; the metrics of the last."""
+    def _make_epochs(self) -> dict[str, float]:
+        """Makes the epochs that are left; the metrics of the last."""
         state, model, callbacks = self.state, self.model, self._callbacks
-        notes = json.loads(state.notes.numpy().decode())
-        model.stop_training = False
+        notes = self._notes
+        # Where a callback has stopped the run, it has not changed its mind.
+        model.stop_training = notes.get("stopped", False)
         for callback in callbacks.callbacks:
             if isinstance(callback, keras.callbacks.CSVLogger) and state.step:
                 callback.append = True  # else it would empty the file of the run
-        with self._unchanged_if_resumed(state.step):
+        with self._unchanged(state.step > 0):
             callbacks.on_train_begin()
         self._memory = callback_state.Memory(callbacks.callbacks)
         self._memory.restore(notes.get("callbacks", {}))
-        if notes.get("stopped"):
-            model.stop_training = True  # a callback has, and has not changed its mind
+        self._batches = self._data.batches(state.step, self._last_step)
         logs: dict[str, float] = {}
-        self._logs = model.get_metrics_result()  # of an epoch with no step left
-        with interrupts.Interrupts() as asked:
-            self._asked = asked
-            for epoch in range(state.epoch, self._last_epoch):
-                if model.stop_training or state.step == self._last_step:
-                    break
-                if not state.step_in_epoch:
-                    model.reset_metrics()
-                with self._unchanged_if_resumed(state.step_in_epoch):
-                    callbacks.on_epoch_begin(epoch)
-                if state.step_in_epoch:  # some callbacks begin anew with each epoch
-                    self._memory.restore(notes["callbacks"])
-                is_whole = self._epoch(epoch)
-                if not state.step_in_epoch:
-                    warnings.warn(f"x has no batch for epoch {epoch + 1}: it ends", stacklevel=3)
-                    break
-                logs = pythonify_logs(model._get_metrics_result_or_logs(self._logs))
-                logs |= self._evaluate(epoch)
-                if is_whole:
-                    state.end_epoch()
-                callbacks.on_epoch_end(epoch, logs)
-                self._unsaved = True
-                if self._due or self._data.num_examples is None:
-                    self._save()
-            if self._unsaved:
+        # That of the last step, where its end was not dealt with.
+        epoch = self._data.epoch(state.step - (not self._has_ended))
+        while not (model.stop_training or self._is_at_end()):
+            is_begun = epoch == notes.get("epoch")  # before the run was resumed
+            if state.step == self._data.first_step(epoch):
+                model.reset_metrics()
+            with self._unchanged(is_begun):
+                callbacks.on_epoch_begin(epoch)
+            if is_begun:  # some callbacks begin anew with each epoch
+                self._memory.restore(notes["callbacks"])
+            self._epoch = epoch
+            logs = self._make_steps(epoch) | self._evaluate(epoch)
+            self._has_ended = True
+            callbacks.on_epoch_end(epoch, logs)
+            if self._is_due() or state.step == self._last_step or model.stop_training:
                 self._save()
+            epoch += 1
         return logs
 
-    def _unchanged_if_resumed(self, steps_made: int) -> contextlib.AbstractContextManager[None]:
-        """Takes back what callbacks change that they had changed before the run was resumed.
+    def _is_at_end(self) -> bool:
+        """Whether the run has made its last step, and dealt with the end of its epoch."""
+        return self._has_ended and self.state.step == self._last_step
+
+    def _is_due(self) -> bool:
+        """Whether a checkpoint is."""
+        return self._save_every > 0 and self.state.step % self._save_every == 0
+
+    def _unchanged(self, is_done: bool) -> contextlib.AbstractContextManager[None]:
+        """Takes back what callbacks change, if they had changed it before the run was resumed.
 
         A schedule that multiplies the rate at the start of an epoch has done so already.
         """
-        parts = self.state.arithmetic().values() if steps_made else ()
+        parts = self.state.arithmetic().values() if is_done else ()
         return _kept([variable for part in parts for variable in part])
+
+    def _make_steps(self, epoch: int) -> dict[str, float]:
+        """Makes the steps that are left of an epoch; its metrics.
+
+        Raises:
+          Stopped: a signal has come.
+        """
+        state, model, callbacks = self.state, self.model, self._callbacks
+        first, end = (self._data.first_step(one) for one in (epoch, epoch + 1))
+        end, logs = min(end, self._last_step), model.get_metrics_result()
+        while state.step < end and not model.stop_training:
+            place, self.batch, self._has_ended = state.step - first, next(self._batches), False
+            callbacks.on_train_batch_begin(place)
+            logs = self._step()
+            callbacks.on_train_batch_end(place, logs)
+            self.workers.ask_to_stop(self._asked.received)  # several know of it after the next step
+            if stopped_by := self.workers.stop_asked():
+                self._save()
+                if self.workers.is_chief:
+                    with contextlib.suppress(OSError):  # the terminal or the pipe is gone
+                        io_utils.print_msg(
+                            f"stopped at step {state.step}, and saved: the same again continues"
+                        )
+                raise Stopped(128 + stopped_by)
+            if self._is_due() and state.step < end:  # else the end of the epoch saves
+                self._save()
+        return pythonify_logs(model._get_metrics_result_or_logs(logs))
+
+    def _step(self) -> Mapping[str, tf.Tensor]:
+        try:
+            with run_errors.explained():
+                logs, self.watched = self.distribution.train_step(self.batch)
+        except tf.errors.InvalidArgumentError as error:
+            if not not_finite.is_from_check(error):
+                raise
+            raise run_errors.TrainingError(
+                f"step {self.state.step + 1}: a loss or a gradient is NaN or Inf; the step "
+                "was not applied. A lower learning rate, clipped gradients or a wider type may help"
+            ) from error
+        self.state.step += 1
+        return logs
+
+    def _evaluate(self, epoch: int) -> dict[str, float]:
+        """Keras's evaluation of the validation data after an epoch, where it is due."""
+        if self._validation is None or not self.model._should_eval(epoch, self._validation_freq):
+            return {}
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(self._validation)
+        # Whole or cut short by another worker's end, it changes nothing.
+        kept = _kept([*self.model.non_trainable_variables, *self.model.metrics_variables])
+        with kept, warnings.catch_warnings(), self._averaged():
+            # Keras says so of all data whose number of batches is not known before.
+            warnings.filterwarnings("ignore", "Your input ran out of data")
+            logs = self.model.evaluate(
+                x,
+                y,
+                sample_weight=weight,
+                batch_size=self._data.batch_size,
+                return_dict=True,
+                callbacks=self._callbacks,
+            )
+        return {f"val_{name}": value for name, value in logs.items()}
+
+    def _averaged(self) -> contextlib.AbstractContextManager[None]:
+        """While entered, the model has its averages in place of its weights, if there are some."""
+        return self._averages.averaged() if self._averages else contextlib.nullcontext()
+
+    @property
+    def examples_seen(self) -> int:
+        """How many examples the updates were made of."""
+        return self.state.step * self._data.batch_size
+
+    @property
+    def epochs_made(self) -> float:
+        """How many times the data were read, or partly."""
+        return self.examples_seen / self._data.num_examples
 
     def writer(self, part: str) -> tf.summary.SummaryWriter:
         """Of TensorBoard's files of a part, `train` or `eval`, on the chief."""
@@ -319,16 +362,18 @@ class Run:
             self._writers[part] = summaries.file_writer(self.folder.path / part)
         return self._writers[part]
 
-    def epochs_made(self) -> float:
-        """How many times the data were read, or partly; of data of unknown size whole epochs."""
-        state, steps = self.state, self._data.steps(self.state.epoch)
-        if self._data.num_examples:
-            return state.examples_seen / self._data.num_examples
-        return state.epoch + (state.step_in_epoch / steps if steps else 0)
+    def stop(self, number: int) -> None:
+        """Stops the run after the present step, as the signal of that number would."""
+        self._asked.received = self._asked.received or number
 
     def _note(self) -> None:
         """Keeps what callbacks remember in the state."""
-        notes = {"callbacks": self._memory.collect(), "stopped": bool(self.model.stop_training)}
+        notes = {
+            "callbacks": self._memory.collect(),
+            "epoch": self._epoch,
+            "has_ended": self._has_ended,
+            "stopped": bool(self.model.stop_training),
+        }
         self.state.notes.assign(json.dumps(notes))
 
     def _save(self) -> None:
@@ -339,7 +384,7 @@ class Run:
             where the rate is too high for float32.
           RunFolderError: the folder was removed, moved or replaced.
         """
-        began, self._unsaved, self._due = time.perf_counter(), False, False
+        began = time.perf_counter()
         if self.workers.count > 1:  # hashing the state of a large network takes a while
             parts = self.workers.exchange("hashes of their states", self.state.parts_sha256())
             for index, other in enumerate(parts):
@@ -359,80 +404,14 @@ class Run:
         if not self.workers.is_chief:
             return
         self.folder.check_held()
-        for part in self._writers:
-            with summaries.events(self.writer(part), 0):
-                self.writer(part).flush()
+        for writer in self._writers.values():
+            with summaries.events(writer, 0):
+                writer.flush()
         self._checkpoints.save(replace=True)
-        if run_folder.FIRST_CHECKPOINT not in self._config:
+        if self._config[run_folder.FIRST_CHECKPOINT] is None:
             self._config[run_folder.FIRST_CHECKPOINT] = self.state.step
             run_folder.write_json(self.folder.config, self._config)
         self.seconds_saving += time.perf_counter() - began
-
-    def stop(self, number: int) -> None:
-        """Stops the run after the present step, as the signal of that number would."""
-        self._asked.received = self._asked.received or number
-
-    def _epoch(self, epoch: int) -> bool:
-        """The steps that are left of an epoch; whether it is whole after them.
-
-        Raises:
-          Stopped: a signal has come.
-        """
-        state, callbacks, self._due = self.state, self._callbacks, False
-        for batch in self._data.batches(epoch, state.step_in_epoch):
-            if state.step == self._last_step:
-                return False
-            if self._due:  # after the last step of an epoch, its end saves
-                self._save()
-            place = state.step_in_epoch
-            self.batch = batch
-            callbacks.on_train_batch_begin(place)
-            logs = self._logs = self._step(batch)
-            callbacks.on_train_batch_end(place, logs)
-            self._unsaved = True
-            self.workers.ask_to_stop(self._asked.received)  # several know of it after the next step
-            if stopped_by := self.workers.stop_asked():
-                self._save()
-                if self.workers.is_chief:
-                    with contextlib.suppress(OSError):  # the terminal or the pipe is gone
-                        io_utils.print_msg(
-                            f"stopped at step {state.step}, and saved: the same again continues"
-                        )
-                raise Stopped(128 + stopped_by)
-            if self.model.stop_training:
-                break
-            self._due = self._every > 0 and state.step % self._every == 0
-        is_all = self._data.steps(epoch) in (None, state.step_in_epoch)
-        return is_all or state.step != self._last_step
-
-    def _evaluate(self, epoch: int) -> dict[str, float]:
-        """Keras's evaluation of the validation data after an epoch, where it is due."""
-        if self._validation is None or not self.model._should_eval(epoch, self._validation_freq):
-            return {}
-        x, y, weight = keras.utils.unpack_x_y_sample_weight(self._validation)
-        # Whole or cut short by another worker's end, it changes nothing.
-        kept = _kept([*self.model.non_trainable_variables, *self.model.metrics_variables])
-        with kept, warnings.catch_warnings(), self._averaged():
-            # Keras says so of all data whose number of batches is not known before.
-            warnings.filterwarnings("ignore", "Your input ran out of data")
-            logs = self.model.evaluate(
-                x,
-                y,
-                sample_weight=weight,
-                batch_size=self._validation_batch_size,
-                return_dict=True,
-                callbacks=self._callbacks,
-            )
-        return {f"val_{name}": value for name, value in logs.items()}
-
-    @contextlib.contextmanager
-    def _averaged(self) -> Iterator[None]:
-        """While entered, the model has its averages in place of its weights, if there are some."""
-        with contextlib.ExitStack() as stack:
-            for callback in self._callbacks.callbacks:
-                if hasattr(callback, "averaged"):
-                    stack.enter_context(callback.averaged())
-            yield
 
     def restore(self, checkpoint: str | int | None = None) -> None:
         """Gives the model the weights of a checkpoint of the run, its averages where it has some.
@@ -457,38 +436,25 @@ class Run:
         """The step as a ConcreteFunction, which has its graph."""
         return self.distribution.program.trace(self.batch, self.distribution.size_of_run())
 
-    def _step(self, batch) -> Mapping[str, tf.Tensor]:
-        try:
-            with run_errors.explained():
-                logs, self.watched = self.distribution.train_step(batch)
-            self.state.count_made(cutting.num_examples(batch))
-        except tf.errors.InvalidArgumentError as error:
-            if not not_finite.is_from_check(error):
-                raise
-            raise run_errors.TrainingError(
-                f"step {self.state.step + 1}: a loss or a gradient is NaN or Inf; the step "
-                "was not applied. A lower learning rate, clipped gradients or a wider type may help"
-            ) from error
-        return logs
-
-    def _definition(self, callbacks) -> dict:
+    def _definition(self, callbacks: Sequence) -> dict:
         """What decides the weights that the run ends with, by name."""
-        defined = self._defined
+        distribution, defined = self.distribution, self._defined
+        layers = definition.describe_model(self.model)
+        if distribution.described_optimizer is None:  # before a callback changes its rate
+            optimizer = definition.describe("optimizer", self.model.optimizer)
+            distribution.described_optimizer = optimizer
         if defined is None:
-            optimizer = self.distribution.described_optimizer
             defined = definition.describe_run(
-                self.model, optimizer, self._data.definition, callbacks
+                self.model, distribution.described_optimizer, self._data.definition, callbacks
             )
-        return (
-            dict(defined)
-            | definition.describe_model(self.model)
-            | {
-                "microbatch_size": self.distribution.size_of_run(),
-                "joined_loss": self.distribution.program.joined,
-            }
-        )
+        return {
+            **defined,
+            **layers,
+            "microbatch_size": distribution.size_of_run(),
+            "joined_loss": distribution.program.joined,
+        }
 
-    def _begin(self, callbacks, keep: int) -> None:
+    def _begin(self, callbacks: Sequence, keep: int) -> None:
         """Restores the run that is in the folder, or begins one; on all workers.
 
         Raises:
@@ -497,29 +463,26 @@ class Run:
           TrainingError: the run is past its end.
           WorkerError: workers are about to make different runs.
         """
-        definition.check_can_be_saved(self.model)
-        averages = [a for callback in callbacks for a in getattr(callback, "averages", ())]
+        kept = [one for one in callbacks if isinstance(one, run_callbacks.MovingAverages)]
+        averages = [average for callback in kept for average in callback.averages]
         if averages and len(averages) != (count := len(self.model.trainable_variables)):
             raise ValueError(
                 f"callbacks keep {len(averages)} moving averages, of {count} trainable weights: "
                 "give one MovingAverages, made of the model as it is trained"
             )
+        self._averages = kept[0] if kept else None
         self.state = fit_state.FitState(self.model, averages)
         for callback in callbacks:
-            if hasattr(callback, "set_run"):
-                callback.set_run(self)
-        in_step = [callback.in_step for callback in callbacks if hasattr(callback, "in_step")]
+            if isinstance(callback, run_callbacks.RunCallback):
+                callback.run = self
+        in_step = [callback.in_step for callback in kept]
         with run_errors.explained():
-            self.distribution.prepare(
-                self._data.first_batch(), self._take, [*in_step, self.state.count]
-            )
-        if self.distribution.described_optimizer is None:  # before a callback changes its rate
-            optimizer = definition.describe("optimizer", self.model.optimizer)
-            self.distribution.described_optimizer = optimizer
+            first_batch = next(self._data.batches(0, 1))
+            self.distribution.prepare(first_batch, self._take, [*in_step, self.state.count])
         defined = self._definition(callbacks)
         worker.check_same(self.workers, "what they train", defined)
-        notes = self.workers.from_chief("the run", lambda: self._continue(defined, keep))
-        self.state.notes.assign(notes)
+        self._notes = self.workers.from_chief("the run", lambda: self._continue(defined, keep))
+        self._has_ended = self._notes.get("has_ended", True)
         parts = self.state.arithmetic().values()
         self.workers.broadcast("the state of the run", [v for part in parts for v in part])
         self.state.read()
@@ -527,11 +490,10 @@ class Run:
         variables = [*self.model.variables, *self.model.optimizer.variables]
         # Not those with the -inf of a mask.
         self._finite = [v for v in variables if not np.isinf(_values(v)).any()]
-        state, last_step = self.state, self._last_step
-        if state.epoch > self._last_epoch or (last_step is not None and state.step > last_step):
+        if self.state.step > self._last_step:
             raise run_errors.TrainingError(
-                f"the run is at step {state.step}, in epoch {state.epoch + 1}, past its "
-                "end; give it a later one"
+                f"the run is at step {self.state.step}, past its end, {self._last_step}; give it a "
+                "later one"
             )
 
     def _take(self) -> None:
@@ -545,8 +507,8 @@ class Run:
             for line in warm_start.report(self._taken):
                 io_utils.print_msg(line)
 
-    def _continue(self, defined: dict, keep: int) -> str:
-        """On the chief: restores the run, or begins it; what callbacks remember."""
+    def _continue(self, defined: dict, keep: int) -> dict:
+        """On the chief: restores the run, or begins it; the notes of its state."""
         folder, state = self.folder, self.state
         earlier, newest = folder.read_config(), checkpoints.newest(folder.checkpoints)
         first_saved = (earlier or {}).get(run_folder.FIRST_CHECKPOINT)
@@ -568,17 +530,15 @@ class Run:
         self._checkpoints = checkpoints.Checkpoints(state, folder.checkpoints, keep, sha256)
         self._checkpoints.restore()
         state.read()
-        notes = state.notes.numpy().decode()
-        is_stopped = json.loads(notes).get("stopped")
-        is_at_end = state.epoch >= self._last_epoch or state.step == self._last_step
-        is_complete = before is not None and (is_stopped or is_at_end)
+        notes = json.loads(state.notes.numpy().decode())
+        is_stopped, self._has_ended = notes.get("stopped", False), notes.get("has_ended", True)
+        is_complete = before is not None and (is_stopped or self._is_at_end())
         if is_complete:
             why = "a callback stopped it" if is_stopped else "it is at its end"
             io_utils.print_msg(f"the run is complete at step {state.step}: {why}")
         elif before:
             io_utils.print_msg(f"continuing at step {state.step}")
-        elif earlier:
-            io_utils.print_msg(f"the run in {folder.path} has no checkpoint yet and starts over")
+        elif earlier:  # it starts over
             with run_folder.writing(folder.shown):
                 for events in folder.path.glob("*/events.out.tfevents.*"):
                     events.unlink()
@@ -590,10 +550,9 @@ class Run:
             | {"init_from": taken},
             "defining": defined,
             "run_sha256": sha256,
+            run_folder.FIRST_CHECKPOINT: first_saved,
             "stretches": stretches if is_complete else self._extended(stretches),
         }
-        if first_saved is not None:
-            self._config[run_folder.FIRST_CHECKPOINT] = first_saved
         folder.drop_metrics_after(state.step if before else -1)
         run_folder.write_json(folder.config, self._config)
         return notes
@@ -626,8 +585,8 @@ class Run:
             "weights_sha256": sha256,
             "state_sha256": state.sha256(),
             "step": state.step,
-            "examples_seen": state.examples_seen,
-            "epoch": self.epochs_made(),
+            "examples_seen": self.examples_seen,
+            "epoch": self.epochs_made,
         } | {name: values[-1] for name, values in history.items() if np.isscalar(values[-1])}
         run_folder.write_json(folder.final_summary, summary)
         return Finished(history, state.step, sha256)

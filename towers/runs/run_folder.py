@@ -65,6 +65,7 @@ class RunFolder:
         Raises:
           RunFolderError: another process holds it, or the folder cannot be written to.
         """
+        self.read_config()  # else the lock would be in a folder of another kind
         with writing(self.shown):
             is_new = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
