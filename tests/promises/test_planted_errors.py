@@ -138,10 +138,9 @@ def clipped_before(add_up):
 
 def forgets_momentum(restore):
     def function(self):
-        path = restore(self)
+        restore(self)
         for variable in self._state.model.optimizer.variables[2:]:
             variable.assign(tf.zeros_like(variable))
-        return path
 
     return function
 

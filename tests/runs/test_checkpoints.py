@@ -57,8 +57,7 @@ def test_everything_comes_back_whatever_names_keras_has_counted_up(tmp_path):
     checkpoints.Checkpoints(state, tmp_path, keep=5).save()
     other = new_state()
     assert other.model.variables[0].path != state.model.variables[0].path
-    path = checkpoints.Checkpoints(other, tmp_path, keep=5).restore()
-    assert path == str(tmp_path / "step-12")
+    checkpoints.Checkpoints(other, tmp_path, keep=5).restore()
     for variable, value in zip(variables_of(other), expected, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
 

@@ -326,4 +326,4 @@ class TestTheCommand:
         done = scripts.train(tmp_path / "new", f"--init_from={first}", *flags)
         assert done.returncode == 2
         assert "error: --init_from=" in done.stderr or "error: init_from=" in done.stderr
-        assert not (tmp_path / "new").exists()
+        assert not (tmp_path / "new" / "config.json").exists()

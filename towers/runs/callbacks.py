@@ -133,11 +133,6 @@ class Log(RunCallback):
         self._decays: dict[str, float] = {}
 
     def on_train_begin(self, logs=None):
-        if self._writes:
-            config = self.run.folder.read_config()
-            with summaries.events(self.run.writer("train"), 0):
-                for part in ("settings", "resolved"):
-                    tf.summary.text(part, summaries.markdown_table(config[part]))
         self._begin()
 
     def _begin(self) -> None:

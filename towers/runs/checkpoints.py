@@ -71,15 +71,14 @@ class Checkpoints:
         except (tf.errors.OpError, OSError) as error:
             shutil.rmtree(temporary, ignore_errors=True)
             raise CheckpointError(
-                f"checkpoint {path} cannot be written: {errors.reason(error)}. "
-                f"{self.describe_newest()}"
+                f"checkpoint {path} cannot be written: {errors.reason(error)}"
             ) from error
         for old in list(by_step(self._folder).values())[: -self._keep]:
             with contextlib.suppress(OSError):  # the next one to be saved tries again
                 shutil.rmtree(Path(old).rename(f"{old}{_TEMPORARY}"))
 
-    def restore(self) -> str | None:
-        """Restores the newest checkpoint into the state; returns its path, or None without one.
+    def restore(self) -> None:
+        """Restores the newest checkpoint into the state, if there is one.
 
         Removes what a process has left that was killed while it wrote or deleted one.
 
@@ -90,7 +89,7 @@ class Checkpoints:
             shutil.rmtree(left, ignore_errors=True)
         path = newest(self._folder)
         if path is None:
-            return None
+            return
         check_origin(path, self._run_sha256)
         with _errors_of(path):
             status = self._checkpoint.read(_prefix(path))
@@ -98,12 +97,6 @@ class Checkpoints:
             status.expect_partial()
             status.assert_existing_objects_matched()
             status.assert_consumed()
-        return path
-
-    def describe_newest(self) -> str:
-        """A sentence for a person whose run has to stop."""
-        path = newest(self._folder)
-        return f"The newest checkpoint is {path}." if path else "There is no checkpoint yet."
 
 
 def _prefix(path: str | Path) -> str:

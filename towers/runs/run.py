@@ -86,7 +86,7 @@ class Run:
     Attributes:
       folder: its files.
       model: that is trained, compiled.
-      settings: what TensorBoard shows of the run.
+      settings: what `config.json` says of the run for people.
       distribution: what puts the model on towers.
       workers: those that train it together; most often one.
       state: of the run; None before `fit`.
@@ -113,7 +113,7 @@ class Run:
           model: compiled; on towers, or it is put on one for each GPU, or else one.
           init_from: what a new run takes weights from, by name and shape of its layers: a run's
             folder, a checkpoint in one, or a `.keras` file.
-          settings: for `config.json` and TensorBoard, which shows them; they decide nothing.
+          settings: for `config.json`; they decide nothing.
           resolved: what else `config.json` says of the run, such as the names of its classes.
           definition: what decides the weights that the run ends with, by name, where optimizer,
             loss and callbacks are made of something else, such as flags; None for what these are.
@@ -504,8 +504,7 @@ class Run:
             trained = self.model.trainable_variables
             for average, weight in zip(self.state.averages, trained, strict=False):
                 average.assign(weight.value)
-            for line in warm_start.report(self._taken):
-                io_utils.print_msg(line)
+            io_utils.print_msg(warm_start.report(self._taken))
 
     def _continue(self, defined: dict, keep: int) -> dict:
         """On the chief: restores the run, or begins it; the notes of its state."""

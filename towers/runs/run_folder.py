@@ -1,7 +1,6 @@
 """The files of a run: their names, how they are written, when a run may continue in them."""
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -9,6 +8,7 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 from towers import errors
 
@@ -16,10 +16,8 @@ from towers import errors
 # something to lose: it does not start over where its checkpoints are gone, nor with other settings.
 FIRST_CHECKPOINT = "first_checkpoint"
 
-_CONFIG = {"settings": dict, "resolved": dict, "defining": dict, "stretches": list}  # its parts
+_CONFIG = {"settings", "resolved", "defining", "stretches"}  # what it always has
 _PATTERN = re.compile(r"[*?\[\]\\]")  # to TensorFlow, in a path
-# From a file system that cannot lock, as some network file systems cannot.
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class RunFolderError(errors.UserError):
@@ -53,7 +51,7 @@ class RunFolder:
         self.final_model = self.path / "final_model.keras"
         self.final_summary = self.path / "final_model.json"
         self.lock = self.path / "training.lock"
-        self._locked: int | None = None  # a descriptor of the file, while this process trains
+        self._locked: IO | None = None  # the file, while this process trains
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -67,40 +65,23 @@ class RunFolder:
         """
         self.read_config()  # else the lock would be in a folder of another kind
         with writing(self.shown):
-            is_new = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
-            self._locked = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        try:
-            self._acquire()
+            self.lock.touch()
+        with open(self.lock, "a") as self._locked:
             try:
-                yield
-            finally:
-                with contextlib.suppress(OSError):  # it would hide why the run ends
-                    if is_new and self._is_there() and os.listdir(self.path) == [self.lock.name]:
-                        self.lock.unlink()  # the run left nothing
-                        self.path.rmdir()
-        finally:
-            with contextlib.suppress(OSError):
-                os.close(self._locked)
-            self._locked = None
-
-    def _acquire(self) -> None:
-        try:
-            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunFolderError(
-                f"{self.shown}: another process is training in it; wait for it, stop it, or choose "
-                "another folder"
-            ) from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise RunFolderError(f"{self.shown}: cannot be locked: {error.strerror}") from error
-            print(
-                f"{self.path}: this file system has no locks; make sure that no other training "
-                "uses the folder",
-                flush=True,
-            )
-        self.check_held()  # a run that left nothing may have removed it just now
+                fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunFolderError(
+                    f"{self.shown}: another process is training in it; wait for it, stop it, or "
+                    "choose another folder"
+                ) from None
+            except OSError as error:  # as on some network file systems
+                print(
+                    f"{self.path}: cannot be locked ({error.strerror}); make sure that no other "
+                    "training uses the folder",
+                    flush=True,
+                )
+            yield
 
     def check_held(self) -> None:
         """Refuses to continue in a folder that was removed, moved or replaced during the run.
@@ -108,17 +89,15 @@ class RunFolder:
         Raises:
           RunFolderError: it was.
         """
-        if not self._is_there():
+        try:
+            is_there = os.path.samestat(os.fstat(self._locked.fileno()), os.stat(self.lock))
+        except OSError:
+            is_there = False
+        if not is_there:
             raise RunFolderError(
                 f"{self.shown}: it, or training.lock in it, was removed, moved or replaced during "
                 "the run; nothing more is written there"
             )
-
-    def _is_there(self) -> bool:
-        try:
-            return os.path.samestat(os.fstat(self._locked), os.stat(self.lock))
-        except OSError:
-            return False
 
     def read_config(self) -> dict | None:
         """The run's configuration, or None where the folder holds no run.
@@ -140,23 +119,17 @@ class RunFolder:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise RunFolderError(f"{self.shown}: config.json cannot be read: {reason}") from error
-        parts = config if isinstance(config, dict) else {}
-        if not all(isinstance(parts.get(name), kind) for name, kind in _CONFIG.items()):
+        if not (isinstance(config, dict) and config.keys() >= _CONFIG):
             raise RunFolderError(f"{self.shown}: its config.json is not that of a run")
         return config
 
     def read_final_summary(self) -> dict | None:
-        """What a finished run left in `final_model.json`, or None where it has not finished.
-
-        It counts as unfinished, and exports its model again, where one of both files is gone or
-        damaged.
-        """
+        """What a finished run left in `final_model.json`; None where its model is not whole."""
         try:
             summary = json.loads(self.final_summary.read_text(encoding="utf-8"))
-            is_whole = {"step", "weights_sha256"} <= set(summary)
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError):
             return None
-        return summary if is_whole and zipfile.is_zipfile(self.final_model) else None
+        return summary if zipfile.is_zipfile(self.final_model) else None
 
     def drop_metrics_after(self, step: int) -> None:
         """Removes lines of `metrics.jsonl` that a continued run will write again.
@@ -166,7 +139,8 @@ class RunFolder:
         """
         if self.metrics.exists():
             kept = [line for line in read_lines(self.metrics) if line["step"] <= step]
-            _write(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+            with replacing(self.metrics) as partial:
+                partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
 
 
 def check_path(path: str | os.PathLike) -> None:
@@ -189,12 +163,8 @@ def write_json(path: Path, content: Mapping) -> None:
     Raises:
       RunFolderError: it cannot be written.
     """
-    _write(path, json.dumps(content, indent=2) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
     with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -221,22 +191,13 @@ def _partial(path: Path) -> Path:
 
 
 def append_line(path: Path, content: Mapping) -> None:
-    """Adds one JSON object as a line, in the place of a last one that is torn.
-
-    A killed process, or a full disk, leaves a torn line.
+    """Adds one JSON object as a line.
 
     Raises:
       RunFolderError: it cannot be written.
     """
-    with writing(path), open(path, "ab+") as file:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: two evaluations may write
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        if file.read() not in (b"", b"\n"):
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
-        file.write((json.dumps(content) + "\n").encode())
+    with writing(path), open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(content) + "\n")
 
 
 @contextlib.contextmanager
@@ -262,14 +223,9 @@ def read_lines(path: Path) -> list[dict]:
     lines = []
     for number, text in enumerate(whole, start=1):
         try:
-            line = json.loads(text)
-            is_one = isinstance(line["step"], int)
-        except (ValueError, TypeError, KeyError):
-            is_one = False
-        if not is_one:
+            lines.append(json.loads(text))
+        except ValueError as error:
             raise RunFolderError(
-                f"{path}: line {number} is not one that a run writes; repair the file, or restore "
-                "a copy of it"
-            )
-        lines.append(line)
+                f"{path}: line {number} is damaged; repair the file, or restore a copy of it"
+            ) from error
     return lines

@@ -5,7 +5,6 @@ the graph is then the same whatever is watched, and its picture keeps the towers
 """
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -130,9 +129,3 @@ def graph_with_calls_inlined(
             copy.CopyFrom(node)
             copy.input[:] = [one for name in node.input for one in sources(name)]
     return drawn
-
-
-def markdown_table(values: Mapping) -> str:
-    """Names and values, for a page of TensorBoard's text tab."""
-    rows = [f"| {name} | {json.dumps(value)} |" for name, value in values.items()]
-    return "\n".join(["| name | value |", "| --- | --- |", *rows])

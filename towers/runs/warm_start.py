@@ -8,7 +8,8 @@ only where both models have the same number of them.
 import collections
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import keras
@@ -19,12 +20,6 @@ from towers import devices, errors, hashes, model_state
 from towers.runs import checkpoints, run_folder
 
 from keras.src.utils import naming  # isort: skip
-
-_ALLOWED = (
-    "must be the folder of a run, a checkpoint in one such as runs/first/checkpoints/step-500, or "
-    "a .keras file"
-)
-_NAMES_SHOWN = 4  # of layers, in one line
 
 
 class WarmStartError(errors.UserError):
@@ -42,19 +37,20 @@ def locate(init_from: str | os.PathLike) -> str:
       WarmStartError: there are no weights to begin with.
     """
     path = Path(os.path.abspath(os.path.expanduser(init_from)))
-    if _is_checkpoint(path) or (path.suffix == ".keras" and path.is_file()):
+    if checkpoints.is_checkpoint(path) or (path.suffix == ".keras" and path.is_file()):
         return str(path)
     folder = run_folder.RunFolder(path)
-    if folder.config.exists():
-        final, newest = folder.read_final_summary(), checkpoints.newest(folder.checkpoints)
-        if newest and not (final and checkpoints.step_of(newest) <= final["step"]):
-            return newest
-        if final:
-            return str(folder.final_model)
-        problem = "has neither a final model nor a checkpoint yet"
-    else:
-        problem = _ALLOWED if path.exists() else "no such file or folder"
-    raise WarmStartError(f"init_from={init_from}: {problem}")
+    if not folder.config.exists():
+        raise WarmStartError(
+            f"init_from={init_from}: must be the folder of a run, a checkpoint in one such as "
+            "runs/first/checkpoints/step-500, or a .keras file"
+        )
+    final, newest = folder.read_final_summary(), checkpoints.newest(folder.checkpoints)
+    if newest and not (final and checkpoints.step_of(newest) <= final["step"]):
+        return newest
+    if final is None:
+        raise WarmStartError(f"init_from={init_from}: has neither a final model nor a checkpoint")
+    return str(folder.final_model)
 
 
 def take(init_from: str | os.PathLike, model: keras.Model) -> dict:
@@ -73,13 +69,12 @@ def take(init_from: str | os.PathLike, model: keras.Model) -> dict:
     Raises:
       WarmStartError: there are no weights, they cannot be read, or no layer finds any.
     """
-    file = locate(init_from)
-    kept: list[str] = []
+    file, kept = locate(init_from), list[str]()
     try:
-        if _is_checkpoint(Path(file)):
-            pairs = restore(file, model)
-        else:
+        if file.endswith(".keras"):
             pairs, kept = _take_from_model(file, model)
+        else:
+            pairs = restore(file, model)
     except (WarmStartError, checkpoints.CheckpointError) as error:
         raise WarmStartError(f"init_from={init_from}: {error}") from error
     layers = [variable.path.rpartition("/")[0] or variable.path for variable, _ in pairs]
@@ -92,20 +87,15 @@ def take(init_from: str | os.PathLike, model: keras.Model) -> dict:
     }
 
 
-def report(found: Mapping) -> list[str]:
-    """What `take` returned, in lines for a person."""
+def report(found: Mapping) -> str:
+    """What `take` returned, in a line for a person."""
     taken, kept = len(found["taken"]), found["kept"]
-    lines = [f"begins with {found['file']}: {taken} of {taken + len(kept)} layers with weights"]
-    return lines + ([f"  not taken: {_some(kept)}"] if kept else [])
+    line = f"begins with {found['file']}: {taken} of {taken + len(kept)} layers with weights"
+    return f"{line}; not taken: {_some(kept)}" if kept else line
 
 
-def _some(names: Sequence[str]) -> str:
-    more = [f"and {len(names) - _NAMES_SHOWN} more"] if len(names) > _NAMES_SHOWN else []
-    return "; ".join([*names[:_NAMES_SHOWN], *more])
-
-
-def _is_checkpoint(path: Path) -> bool:
-    return path.parent.name == "checkpoints" and checkpoints.is_checkpoint(path)
+def _some(names: Iterable[str]) -> str:
+    return textwrap.shorten("; ".join(names), 300, placeholder=" ...")
 
 
 def restore(path: str, model: keras.Model) -> list[tuple[keras.Variable, np.ndarray]]:
@@ -167,7 +157,7 @@ def _take_from_model(file: str, model: keras.Model) -> tuple[list, list[str]]:
     if not pairs:
         raise WarmStartError(
             "no layer of the model has the name, the shapes and the types of one in it; the model "
-            f"has {_some(kept)}, and the file {_some([*groups])}"
+            f"has {_some(kept)}, and the file {_some(groups)}"
         )
     return _assign(model, pairs), kept
 
