@@ -8,7 +8,6 @@ import numpy as np
 
 import towers
 from input_pipeline import arrays, batches, shapes
-from towers.data import arrays as by_the_other_name
 
 
 def compiled(units: int) -> keras.Model:
@@ -50,4 +49,4 @@ def with_workers() -> int:
         assert_type(len(images), int)
         towers.distribute(compiled(10), workers=workers)
         assert_type(workers.exchange("losses", 0.5), list[Any])
-        return by_the_other_name.batches(images, labels).num_examples * workers.count
+        return arrays.batches(images, labels).num_examples * workers.count

@@ -1,3 +1,0 @@
-from typing import Any
-
-def __getattr__(module: str) -> Any: ...
