@@ -10,12 +10,12 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from towers import devices, errors
+from towers.runs import fit_state
 
 _STEP = re.compile(r"step-(\d+)")
 _TEMPORARY = ".partial"  # ends the name of a folder that is being written or deleted
@@ -32,11 +32,11 @@ class CheckpointError(errors.UserError):
 class Checkpoints:
     """The newest few checkpoints of one run. One process writes them; others may read."""
 
-    def __init__(self, state: Any, folder: Path, keep: int, run_sha256: str = ""):
-        """Keeps `keep` checkpoints of `state` in `folder`; restores none but those of this run.
+    def __init__(self, state: fit_state.FitState, folder: Path, keep: int, run_sha256: str = ""):
+        """Keeps `keep` checkpoints of `state` in `folder`, with `run_sha256`, a run's definition.
 
         Variables are known by their place in their part: Keras numbers the names of layers by what
-        the process built before. `run_sha256`, a hash of what defines the run, is saved with them.
+        the process built before.
         """
         self._state, self._folder, self._keep = state, folder, keep
         self._run_sha256 = run_sha256
@@ -44,7 +44,7 @@ class Checkpoints:
             run = tf.Variable(run_sha256, trainable=False, name=_RUN)
         # A part without variables is not in a file; restoring would look for it there.
         parts = {name: part for name, part in state.parts().items() if part}
-        self._checkpoint = tf.train.Checkpoint(**{_RUN: run}, **parts)
+        self._checkpoint = tf.train.Checkpoint(**{_RUN: run}, notes=[state.notes], **parts)
 
     def save(self, replace: bool = False) -> None:
         """Saves the state as `step-<step>`.

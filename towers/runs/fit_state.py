@@ -1,7 +1,6 @@
 """All that a run carries from step to step."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -36,39 +35,34 @@ class FitState:
         with tf.device(devices.HOST), tf.name_scope("count"):
             self.counter.assign_add(1)
 
-    def arithmetic(self) -> dict[str, list[tf.Variable]]:
-        """The variables by what they are that a hash is taken over: all but the notes."""
-        model = self.model
-        parts = {
-            "weights": model.trainable_variables,
-            "model_state": model.non_trainable_variables,
-            "optimizer": model.optimizer.variables,
-            "metrics": model.metrics_variables,
-        }
-        return {name: [v.value for v in part] for name, part in parts.items()} | {
-            "moving_averages": self.averages,
-            "step": [self.counter],
-        }
+    def parts(self) -> dict[str, dict[str, tf.Variable]]:
+        """The variables but the notes, by what they are and by their place.
 
-    def parts(self) -> dict[str, Any]:
-        """What a checkpoint holds.
-
-        What belongs to a variable of the model is known by its place in `model.variables`: the
-        order of those that train depends on which layers are frozen.
+        What belongs to a variable of the model has its place in `model.variables`: the order of
+        those that train depends on which layers are frozen.
         """
-        places = {id(variable.value): str(n) for n, variable in enumerate(self.model.variables)}
-        parts: dict[str, Any] = self.arithmetic()
-        trained = [places[id(variable)] for variable in parts["weights"]]
-        parts["moving_averages"] = dict(zip(trained, self.averages, strict=bool(self.averages)))
-        for name in ("weights", "model_state"):
-            parts[name] = {places[id(variable)]: variable for variable in parts[name]}
-        return parts | {"notes": [self.notes]}
+        model = self.model
+        trained = {id(variable) for variable in model.trainable_variables}
+        numbered = {str(place): v for place, v in enumerate(model.variables)}
+        weights = {place: v.value for place, v in numbered.items() if id(v) in trained}
+        return {
+            "weights": weights,
+            "model_state": {p: v.value for p, v in numbered.items() if id(v) not in trained},
+            "optimizer": {str(p): v.value for p, v in enumerate(model.optimizer.variables)},
+            "metrics": {str(p): v.value for p, v in enumerate(model.metrics_variables)},
+            "moving_averages": dict(zip(weights, self.averages, strict=bool(self.averages))),
+            "step": {"0": self.counter},
+        }
+
+    def variables(self) -> list[tf.Variable]:
+        """All variables but the notes."""
+        return [variable for part in self.parts().values() for variable in part.values()]
 
     def parts_sha256(self) -> dict[str, str]:
         """A hash for each part that this run has."""
         return {
-            name: hashes.sha256(variable.numpy() for variable in part)
-            for name, part in self.arithmetic().items()
+            name: hashes.sha256(variable.numpy() for variable in part.values())
+            for name, part in self.parts().items()
             if part
         }
 

@@ -278,8 +278,7 @@ class Run:
 
         A schedule that multiplies the rate at the start of an epoch has done so already.
         """
-        parts = self.state.arithmetic().values() if is_done else ()
-        return _kept([variable for part in parts for variable in part])
+        return _kept(self.state.variables() if is_done else ())
 
     def _make_steps(self, epoch: int) -> dict[str, float]:
         """Makes the steps that are left of an epoch; its metrics.
@@ -483,8 +482,7 @@ class Run:
         worker.check_same(self.workers, "what they train", defined)
         self._notes = self.workers.from_chief("the run", lambda: self._continue(defined, keep))
         self._has_ended = self._notes.get("has_ended", True)
-        parts = self.state.arithmetic().values()
-        self.workers.broadcast("the state of the run", [v for part in parts for v in part])
+        self.workers.broadcast("the state of the run", self.state.variables())
         self.state.read()
         model_state.refresh(self.model)
         variables = [*self.model.variables, *self.model.optimizer.variables]
