@@ -5,6 +5,7 @@ loses it before the first of them is deleted: a folder of that name is complete.
 """
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -14,13 +15,12 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from towers import devices, errors
+from towers import errors
 from towers.runs import fit_state
 
 _STEP = re.compile(r"step-(\d+)")
 _TEMPORARY = ".partial"  # ends the name of a folder that is being written or deleted
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # how a variable's name in a checkpoint ends
-_RUN = "run_sha256"  # in every checkpoint, but not part of a run's state
 # What TensorFlow raises for a file that is missing, damaged, too short, or of another state.
 _UNREADABLE = (tf.errors.OpError, ValueError, RuntimeError, IndexError, AssertionError)
 
@@ -30,21 +30,18 @@ class CheckpointError(errors.UserError):
 
 
 class Checkpoints:
-    """The newest few checkpoints of one run. One process writes them; others may read."""
+    """The newest few checkpoints of one run. One process writes them; others may read.
 
-    def __init__(self, state: fit_state.FitState, folder: Path, keep: int, run_sha256: str = ""):
-        """Keeps `keep` checkpoints of `state` in `folder`, with `run_sha256`, a run's definition.
+    Variables are known by their place in their part: Keras numbers the names of layers by what the
+    process built before.
+    """
 
-        Variables are known by their place in their part: Keras numbers the names of layers by what
-        the process built before.
-        """
+    def __init__(self, state: fit_state.FitState, folder: Path, keep: int):
+        """Keeps `keep` checkpoints of `state` in `folder`."""
         self._state, self._folder, self._keep = state, folder, keep
-        self._run_sha256 = run_sha256
-        with tf.device(devices.HOST):
-            run = tf.Variable(run_sha256, trainable=False, name=_RUN)
         # A part without variables is not in a file; restoring would look for it there.
         parts = {name: part for name, part in state.parts().items() if part}
-        self._checkpoint = tf.train.Checkpoint(**{_RUN: run}, notes=[state.notes], **parts)
+        self._checkpoint = tf.train.Checkpoint(notes=[state.notes], **parts)
 
     def save(self, replace: bool = False) -> None:
         """Saves the state as `step-<step>`.
@@ -83,20 +80,17 @@ class Checkpoints:
         Removes what a process has left that was killed while it wrote or deleted one.
 
         Raises:
-          CheckpointError: it cannot be read, does not fit the state, or is another run's.
+          CheckpointError: it cannot be read, or does not fit the state.
         """
         for left in self._folder.glob(f"step-*{_TEMPORARY}"):
             shutil.rmtree(left, ignore_errors=True)
-        path = newest(self._folder)
-        if path is None:
-            return
-        check_origin(path, self._run_sha256)
-        with _errors_of(path):
-            status = self._checkpoint.read(_prefix(path))
-            # Called now: otherwise TensorFlow warns of each variable left, even after an error.
-            status.expect_partial()
-            status.assert_existing_objects_matched()
-            status.assert_consumed()
+        if path := newest(self._folder):
+            with _errors_of(path):
+                status = self._checkpoint.read(_prefix(path))
+                # Called now: otherwise TensorFlow warns of each variable left, even after an error.
+                status.expect_partial()
+                status.assert_existing_objects_matched()
+                status.assert_consumed()
 
 
 def _prefix(path: str | Path) -> str:
@@ -124,14 +118,14 @@ def _errors_of(path: str) -> Iterator[None]:
 
 
 def check_origin(path: str, run_sha256: str) -> None:
-    """Checks that a checkpoint belongs to a run.
+    """Checks that a checkpoint belongs to a run, whose hash is in the notes of its state.
 
     Raises:
       CheckpointError: it does not, or cannot be read.
     """
     with _errors_of(path):
-        run = tf.train.load_checkpoint(_prefix(path)).get_tensor(_RUN + _VALUE)
-    if run.decode() != run_sha256:
+        notes = tf.train.load_checkpoint(_prefix(path)).get_tensor(f"notes/0{_VALUE}")
+    if json.loads(notes.decode()).get("run_sha256") != run_sha256:
         raise CheckpointError(
             f"checkpoint {path} belongs to another run, with other settings or images; move it to "
             "that run"
@@ -183,9 +177,7 @@ def read(path: str) -> dict[str, np.ndarray]:
         reader = tf.train.load_checkpoint(_prefix(path))
         names = [name for name in reader.get_variable_to_shape_map() if name.endswith(_VALUE)]
         return {
-            name.removesuffix(_VALUE): np.asarray(reader.get_tensor(name))
-            for name in sorted(names)
-            if not name.startswith(_RUN)
+            name.removesuffix(_VALUE): np.asarray(reader.get_tensor(name)) for name in sorted(names)
         }
 
 

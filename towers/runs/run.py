@@ -368,6 +368,7 @@ class Run:
     def _note(self) -> None:
         """Keeps what callbacks remember in the state."""
         notes = {
+            "run_sha256": self._config["run_sha256"],
             "callbacks": self._memory.collect(),
             "epoch": self._epoch,
             "has_ended": self._has_ended,
@@ -399,9 +400,9 @@ class Run:
                 f"{', '.join(wrong)}. A lower learning rate, clipped gradients or a wider type may "
                 "help"
             )
-        self._note()
         if not self.workers.is_chief:
             return
+        self._note()
         self.folder.check_held()
         for writer in self._writers.values():
             with summaries.events(writer, 0):
@@ -427,8 +428,8 @@ class Run:
         folder = self.folder.checkpoints
         path = checkpoints.newest(folder) if checkpoint is None else None
         path = path or checkpoints.find(folder, str(checkpoint))
-        if (config := self.folder.read_config()) is not None:
-            checkpoints.check_origin(path, config.get("run_sha256", ""))
+        if config := self.folder.read_config():
+            checkpoints.check_origin(path, config["run_sha256"])
         warm_start.restore(path, self.model)
 
     def step_function(self) -> tf.types.experimental.ConcreteFunction:
@@ -524,7 +525,9 @@ class Run:
                 "Continue it with its own, or choose another folder"
             )
         sha256 = hashlib.sha256(json.dumps(defined, sort_keys=True).encode()).hexdigest()
-        self._checkpoints = checkpoints.Checkpoints(state, folder.checkpoints, keep, sha256)
+        if newest:
+            checkpoints.check_origin(newest, sha256)
+        self._checkpoints = checkpoints.Checkpoints(state, folder.checkpoints, keep)
         self._checkpoints.restore()
         state.read()
         notes = json.loads(state.notes.numpy().decode())
