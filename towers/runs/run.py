@@ -127,15 +127,13 @@ class Run:
             run_folder.check_path(folder)
             folder = run_folder.RunFolder(folder)
         self.folder = folder
-        if not isinstance(model, keras.Model):
-            raise TypeError(f"model is a {type(model).__name__}: must be a keras.Model")
+        self.distribution = distribution.distribution(model)
         if not model.compiled:
             raise ValueError("model is not compiled: call model.compile first")
         self.model, self.settings, self._export = model, dict(settings or {}), export
         self._resolved, self._defined = dict(resolved or {}), definition
         self._init_from = init_from
         self._taken: dict | None = None  # what was taken from there
-        self.distribution = distribution.distribution(model)
         self.workers = self.distribution.workers
         self.state: fit_state.FitState | None = None
         self.batch: cutting.Structure = None
@@ -508,16 +506,20 @@ class Run:
     def _continue(self, defined: dict, keep: int) -> dict:
         """On the chief: restores the run, or begins it; the notes of its state."""
         folder, state = self.folder, self.state
-        earlier, newest = folder.read_config(), checkpoints.newest(folder.checkpoints)
-        first_saved = (earlier or {}).get(run_folder.FIRST_CHECKPOINT)
+        before, newest = folder.read_config() or {}, checkpoints.newest(folder.checkpoints)
+        first_saved = before.get(run_folder.FIRST_CHECKPOINT)
         if first_saved is not None and not newest:
             raise checkpoints.CheckpointError(
                 f"{folder.shown} holds a run that has saved checkpoints, the first at step "
                 f"{first_saved}, but {folder.checkpoints} has none; put them back, or choose "
                 "another folder"
             )
-        before = earlier if newest else None
-        taken = before["resolved"].get("init_from") if before else self._taken
+        if not newest:  # it starts over
+            before = {}
+            with run_folder.writing(folder.shown):
+                for events in folder.path.glob("*/events.out.tfevents.*"):
+                    events.unlink()
+        taken = before["resolved"]["init_from"] if before else self._taken
         defined = defined | {"initial weights": taken and taken["sha256"]}
         if before and (different := errors.differences(before["defining"], defined)):
             raise run_folder.RunFolderError(
@@ -531,18 +533,12 @@ class Run:
         self._checkpoints.restore()
         state.read()
         notes = json.loads(state.notes.numpy().decode())
-        is_stopped, self._has_ended = notes.get("stopped", False), notes.get("has_ended", True)
-        is_complete = before is not None and (is_stopped or self._is_at_end())
-        if is_complete:
-            why = "a callback stopped it" if is_stopped else "it is at its end"
-            io_utils.print_msg(f"the run is complete at step {state.step}: {why}")
-        elif before:
-            io_utils.print_msg(f"continuing at step {state.step}")
-        elif earlier:  # it starts over
-            with run_folder.writing(folder.shown):
-                for events in folder.path.glob("*/events.out.tfevents.*"):
-                    events.unlink()
-        stretches = before["stretches"] if before else []
+        self._has_ended = notes.get("has_ended", True)
+        is_complete = notes.get("stopped", False) or self._is_at_end()
+        if before:
+            what = "the run is complete" if is_complete else "continuing"
+            io_utils.print_msg(f"{what} at step {state.step}")
+        stretches = before.get("stretches", [])
         self._config = {
             "settings": self.settings,
             "resolved": {"tower_devices": list(self.distribution.tower_devices)}
