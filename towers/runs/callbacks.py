@@ -8,7 +8,7 @@ import errno
 import numbers
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -41,6 +41,17 @@ class RunCallback(keras.callbacks.Callback):
     def _writes(self) -> bool:
         """Whether this worker is the one that writes into the folder."""
         return self.run.workers.is_chief
+
+    def _append(self, values: dict) -> dict:
+        """Writes a line of `metrics.jsonl`: how far the run is, and values; returns it."""
+        run = self.run
+        line = {
+            "step": run.state.step,
+            "examples_seen": run.examples_seen,
+            "epoch": run.epochs_made,
+        } | values
+        run_folder.append_line(run.folder.metrics, line)
+        return line
 
 
 class LearningRate(RunCallback):
@@ -162,19 +173,19 @@ class Log(RunCallback):
         sizes = np.ones(1)  # the examples that each counts for; a joined loss is the batch's
         if len(losses) > 1:
             sizes = np.array(cutting.sizes(examples, run.distribution.size_of_run()))
-        line = self._place() | {
+        values = {
             "learning_rate": float(str(np.float32(self.model.optimizer.learning_rate))),
             "loss": float(np.average(losses, weights=sizes)),
             "weight_decay": sum(decays.values()),
             "examples_per_second": steps * examples / elapsed,
             "step_seconds": elapsed / steps,
         }
-        line |= {name: float(value) for name, value in (logs or {}).items() if name != "loss"}
+        values |= {name: float(value) for name, value in (logs or {}).items() if name != "loss"}
         of_towers = shares.evenly(len(losses), min(len(losses), run.distribution.num_towers))
         means = [np.average(losses[share], weights=sizes[share]) for share in of_towers]
         scalars = {f"weight_decay/{path}": value for path, value in decays.items()}
         scalars["towers/loss_spread"] = max(means) - min(means)
-        self._write(line, {"train": line | scalars})
+        self._write(values, {"train": values | scalars})
         if step == 1:
             with summaries.events(run.writer("train"), 0):
                 tf.summary.graph(summaries.graph_with_calls_inlined(run.step_function()))
@@ -183,32 +194,21 @@ class Log(RunCallback):
     def on_epoch_end(self, epoch, logs=None):
         if not self._writes:
             return
-        place = self._place()
         values = {k: float(v) for k, v in (logs or {}).items() if isinstance(v, numbers.Real)}
         of_epoch = {f"epoch_{n}": v for n, v in values.items() if not n.startswith("val_")}
         evaluated = {n.removeprefix("val_"): v for n, v in values.items() if n.startswith("val_")}
-        self._write(place | values, {"train": place | of_epoch, "eval": place | evaluated})
+        self._write(values, {"train": of_epoch, "eval": evaluated})
         self._begin()  # an evaluation is no training
 
-    def _place(self) -> dict[str, float]:
-        """How far the run is."""
-        run = self.run
-        return {
-            "step": run.state.step,
-            "examples_seen": run.examples_seen,
-            "epoch": run.epochs_made,
-        }
-
-    def _write(self, line: dict, of_parts: Mapping[str, dict]) -> None:
+    def _write(self, values: dict, of_parts: dict[str, dict]) -> None:
         """Writes a line, and numbers by the part of TensorBoard's files that they are for."""
-        run_folder.append_line(self.run.folder.metrics, line)
-        for part, values in of_parts.items():
-            at = {name: values.pop(name) for name in ("step", "examples_seen")}
-            with summaries.events(self.run.writer(part), at["step"]):
-                summaries.scalars(values)
-            with summaries.events(self.run.writer(part), at["examples_seen"]):
-                names = [name for name in ("loss", "accuracy", "learning_rate") if name in values]
-                summaries.scalars({summaries.BY_EXAMPLES + name: values[name] for name in names})
+        line = self._append(values)
+        for part, scalars in of_parts.items():
+            with summaries.events(self.run.writer(part), line["step"]):
+                summaries.scalars({"epoch": line["epoch"]} | scalars)
+            with summaries.events(self.run.writer(part), line["examples_seen"]):
+                names = [name for name in ("loss", "accuracy", "learning_rate") if name in scalars]
+                summaries.scalars({summaries.BY_EXAMPLES + name: scalars[name] for name in names})
         try:
             self._show(line)
         except OSError as error:  # nobody reads it any more, as after `... | head`
@@ -292,6 +292,5 @@ class Verify(RunCallback):
     def _write(self) -> None:
         if self._writes:
             parts = self.run.state.parts_sha256()
-            line = {"step": self.run.state.step, "examples_seen": self.run.examples_seen}
-            line |= {"state_sha256": hashes.sha256_of_parts(parts), "parts_sha256": parts}
-            run_folder.append_line(self.run.folder.metrics, line)
+            sha256 = hashes.sha256_of_parts(parts)
+            self._append({"state_sha256": sha256, "parts_sha256": parts})
