@@ -74,7 +74,7 @@ def figures(folder: run_folder.RunFolder) -> list[dict]:
                     "accuracy_with_flip": flipped.get(line["step"]),
                     "training_seconds": round(seconds + pace * (line["step"] - before), 1),
                 }
-                | config["stretches"][-1]["runs_on"]
+                | config["runs_on"]
             )
     return rows
 

@@ -77,7 +77,7 @@ class CheckpointEvaluator:
         }
 
         model = build.build_network(run, preprocessing.output_shape, len(loaded.class_names))
-        is_same_keras = self._config["stretches"][-1]["runs_on"]["keras"] == keras.version()
+        is_same_keras = self._config["runs_on"]["keras"] == keras.version()
         layers = definition.describe_model(model)["layers"]
         if is_same_keras and layers != self._config["defining"]["layers"]:
             raise settings.SettingsError(f"--model={run.model}: no longer the run's network")

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def compare(first: str, second: str) -> int:
     """Prints where the runs in two folders begin to differ; returns the exit code."""
-    from towers import conditions, errors
+    from towers import errors
     from towers.runs import run_folder
 
     folders = [run_folder.RunFolder(path) for path in (first, second)]
@@ -43,7 +43,7 @@ def compare(first: str, second: str) -> int:
     for difference in differences or ["the same"]:
         print(command_line.printable(f"settings: {difference}"))
     for which, config in zip(("first", "second"), configs, strict=True):
-        for change in conditions.changes(config["stretches"]):
+        for change in config["changes"]:
             print(command_line.printable(f"the {which} run: {change}"))
 
     a, b = map(_records, folders)
@@ -73,9 +73,9 @@ def compare(first: str, second: str) -> int:
 
 
 def _describe(config: Mapping) -> dict:
-    """What defines a run, and where it began."""
+    """What defines a run, and what it runs on."""
     place = {"tower devices": config["resolved"]["tower_devices"]}
-    return config["defining"] | config["stretches"][0]["runs_on"] | place
+    return config["defining"] | config["runs_on"] | place
 
 
 def _records(folder) -> dict[str, dict[int, Mapping]]:

@@ -219,12 +219,12 @@ def test_what_keras_cannot_save_is_refused_before_the_first_step(tmp_path):
 def test_a_run_says_where_it_goes_on_with_something_else(tmp_path, capsys):
     fit(tmp_path / "run", epochs=1)
     config = json.loads((tmp_path / "run" / "config.json").read_text())
-    config["stretches"][0]["runs_on"]["intra-op threads"] = "77"
+    config["runs_on"]["intra-op threads"] = "77"
     (tmp_path / "run" / "config.json").write_text(json.dumps(config))
     fit(tmp_path / "run")
     assert "77" in capsys.readouterr().out
-    stretches = json.loads((tmp_path / "run" / "config.json").read_text())["stretches"]
-    assert [one["first_step"] for one in stretches] == [0, 4]
+    [change] = json.loads((tmp_path / "run" / "config.json").read_text())["changes"]
+    assert change.startswith("from step 4 on, intra-op threads ")
 
 
 def test_the_log_of_a_step_counts_a_short_microbatch_by_its_examples(tmp_path):

@@ -88,9 +88,8 @@ class TestARun:
         assert derived["steps_per_epoch"] == NUM_TRAIN / 24
         assert (derived["examples_per_epoch"], derived["last_step"]) == (NUM_TRAIN, 7)
         assert len(derived["class_names"]) == 10
-        [began] = config["stretches"]
-        assert began["runs_on"]["tensorflow"] == tf.__version__
-        assert {"keras", "numpy", "python", "processor"} <= set(began["runs_on"])
+        assert config["runs_on"]["tensorflow"] == tf.__version__
+        assert {"keras", "numpy", "python", "processor"} <= set(config["runs_on"])
 
     @pytest.mark.pitfall(5, 9, 19, 20)
     def test_metrics_name_steps_examples_and_epochs_and_the_loss_is_the_sum_of_its_terms(

@@ -6,7 +6,6 @@ these. Anything else, such as a deque, a metric or a variable, begins anew.
 """
 
 import base64
-import collections
 import contextlib
 import hashlib
 import io
@@ -27,12 +26,11 @@ class Memory:
 
     def __init__(self, callbacks: Sequence[keras.callbacks.Callback]):
         """Notes what there is; to be made after `on_train_begin`."""
-        numbers: collections.Counter = collections.Counter()
-        self._callbacks = {}  # by class, and number among those of its class
-        for callback in callbacks:
-            name = type(callback).__name__
-            self._callbacks[f"{name} {numbers[name]}"] = callback
-            numbers[name] += 1
+        names = [type(callback).__name__ for callback in callbacks]
+        self._callbacks = {  # by class, and number among those of its class
+            f"{name} {names[:place].count(name)}": callbacks[place]
+            for place, name in enumerate(names)
+        }
         # Hashes: callbacks may hold large arrays that never change.
         self._begun = {
             key: {name: _hash(value) for name, value in _encoded(callback)}

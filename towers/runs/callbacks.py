@@ -148,7 +148,7 @@ class Log(RunCallback):
 
     def _begin(self) -> None:
         """Counts the time from now on."""
-        self._since = time.perf_counter() - self.run.seconds_saving, self.run.state.step
+        self._since = time.perf_counter(), self.run.state.step
 
     def _is_due(self, step: int) -> bool:
         return self._writes and (step % self._every == 0 or step == 1)

@@ -43,18 +43,13 @@ class Checkpoints:
         parts = {name: part for name, part in state.parts().items() if part}
         self._checkpoint = tf.train.Checkpoint(notes=[state.notes], **parts)
 
-    def save(self, replace: bool = False) -> None:
-        """Saves the state as `step-<step>`.
-
-        Args:
-          replace: a checkpoint of that step which is there already; else it is left as it is.
+    def save(self) -> None:
+        """Saves the state as `step-<step>`, in the place of one that may be there.
 
         Raises:
           CheckpointError: it cannot be written; those before it are unchanged.
         """
         path = self._folder / f"step-{int(self._state.counter)}"
-        if path.exists() and not replace:
-            return
         temporary = Path(f"{path}{_TEMPORARY}")
         try:
             temporary.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -92,7 +91,6 @@ class Run:
       state: of the run; None before `fit`.
       batch: of the step that is made, or the last.
       watched: what the last step showed of itself before its update (`updating.Watched`).
-      seconds_saving: how long checkpoints have taken.
     """
 
     def __init__(
@@ -138,7 +136,6 @@ class Run:
         self.state: fit_state.FitState | None = None
         self.batch: cutting.Structure = None
         self.watched: updating.Watched | None = None
-        self.seconds_saving = 0.0
         self._config: dict = {}  # what `config.json` says
         self._has_ended = True  # whether the end of the last step's epoch was dealt with
         self._writers: dict[str, tf.summary.SummaryWriter] = {}
@@ -180,11 +177,10 @@ class Run:
           TypeError, ValueError: an argument cannot be used.
           RunFolderError, CheckpointError: the folder holds another run, is in use, or cannot be
             read or written.
-          TrainingError: a loss or a gradient is not finite, and nothing was updated; or workers
-            differ in their weights.
+          TrainingError: a loss or a gradient is not finite, and nothing was updated.
           WarmStartError: no weights can be taken from `init_from`.
-          WorkerError: another worker is gone, and the last complete step is saved; or it is about
-            to make another run.
+          WorkerError: another worker is gone, and the last complete step is saved; or it has other
+            weights, or is about to make another run.
         """
         for name, value in (("epochs", epochs), ("max_steps", max_steps)):
             if value is not None and (not isinstance(value, int) or value < 1):
@@ -218,13 +214,13 @@ class Run:
 
         An update begins when the sums of all workers have come, so it is made whole or not at all.
         """
-        first = self.state.step
         with interrupts.Interrupts() as self._asked:
             try:
                 return self._make_epochs()
             except errors.GoneError:
                 self.state.read()
-                if self.workers.is_chief and self.state.step > first:
+                saved = checkpoints.by_step(self.folder.checkpoints)
+                if self.workers.is_chief and self.state.step not in (0, *saved):
                     self._note()
                     self._checkpoints.save()
                 raise
@@ -378,20 +374,14 @@ class Run:
         """Saves a checkpoint, once all workers are known to have the same weights.
 
         Raises:
-          TrainingError: they do not, or a weight is NaN or Inf, as even finite gradients make it
-            where the rate is too high for float32.
+          WorkerError: they do not.
+          TrainingError: a weight is NaN or Inf, as even finite gradients make it where the rate is
+            too high for float32.
           RunFolderError: the folder was removed, moved or replaced.
         """
-        began = time.perf_counter()
         if self.workers.count > 1:  # hashing the state of a large network takes a while
-            parts = self.workers.exchange("hashes of their states", self.state.parts_sha256())
-            for index, other in enumerate(parts):
-                if different := [name for name in other if other[name] != parts[0].get(name)]:
-                    raise run_errors.TrainingError(
-                        f"step {self.state.step}: {self.workers.name(index)} and "
-                        f"{self.workers.name(0)} differ in {', '.join(different)}; is one of the "
-                        "machines of another kind, or faulty?"
-                    )
+            label = f"at step {self.state.step}, sha256 of the {{}} ".format
+            worker.check_same(self.workers, "their states", self.state.parts_sha256(), label)
         if wrong := [v.path for v in self._finite if not np.isfinite(_values(v)).all()]:
             raise run_errors.TrainingError(
                 f"step {self.state.step}: the update has left NaN or Inf in "
@@ -405,11 +395,10 @@ class Run:
         for writer in self._writers.values():
             with summaries.events(writer, 0):
                 writer.flush()
-        self._checkpoints.save(replace=True)
+        self._checkpoints.save()
         if self._config[run_folder.FIRST_CHECKPOINT] is None:
             self._config[run_folder.FIRST_CHECKPOINT] = self.state.step
             run_folder.write_json(self.folder.config, self._config)
-        self.seconds_saving += time.perf_counter() - began
 
     def restore(self, checkpoint: str | int | None = None) -> None:
         """Gives the model the weights of a checkpoint of the run, its averages where it has some.
@@ -538,7 +527,19 @@ class Run:
         if before:
             what = "the run is complete" if is_complete else "continuing"
             io_utils.print_msg(f"{what} at step {state.step}")
-        stretches = before.get("stretches", [])
+        runs_on = conditions.environment() | {
+            "devices": machine.kinds(self.distribution.tower_devices),
+            "parameters on": machine.kinds([step.parameter_device(self.model)]),
+        }
+        if is_complete:
+            runs_on = before["runs_on"]
+        began_on = before.get("runs_on", runs_on)
+        changes = [
+            f"from step {state.step} on, {difference}"
+            for difference in errors.differences(began_on, runs_on, "the part before")
+        ]
+        for change in changes:
+            io_utils.print_msg(f"{change}: the last bits may differ from a run without this")
         self._config = {
             "settings": self.settings,
             "resolved": {"tower_devices": list(self.distribution.tower_devices)}
@@ -547,24 +548,12 @@ class Run:
             "defining": defined,
             "run_sha256": sha256,
             run_folder.FIRST_CHECKPOINT: first_saved,
-            "stretches": stretches if is_complete else self._extended(stretches),
+            "runs_on": runs_on,
+            "changes": before.get("changes", []) + changes,
         }
         folder.drop_metrics_after(state.step if before else -1)
         run_folder.write_json(folder.config, self._config)
         return notes
-
-    def _extended(self, stretches: list[dict]) -> list[dict]:
-        """The stretches of the run from now on; says what has changed."""
-        distribution = self.distribution
-        runs_on = conditions.environment() | {
-            "devices": machine.kinds(distribution.tower_devices),
-            "parameters on": machine.kinds([step.parameter_device(self.model)]),
-        }
-        extended = conditions.extended(stretches, self.state.step, runs_on)
-        if stretches and extended[-1]["first_step"] == self.state.step:
-            for change in conditions.changes(extended[-2:]):
-                io_utils.print_msg(f"{change}: the last bits may differ from a run without this")
-        return extended
 
     def _finish(self, history: Mapping) -> Finished:
         """Writes the final model, then its summary: where that is, the model is whole."""

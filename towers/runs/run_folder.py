@@ -16,7 +16,7 @@ from towers import errors
 # something to lose: it does not start over where its checkpoints are gone, nor with other settings.
 FIRST_CHECKPOINT = "first_checkpoint"
 
-_CONFIG = {"settings", "resolved", "defining", "run_sha256", "stretches"}  # what it always has
+_CONFIG = {"settings", "resolved", "defining", "run_sha256", "runs_on"}  # what it always has
 _PATTERN = re.compile(r"[*?\[\]\\]")  # to TensorFlow, in a path
 
 

@@ -23,11 +23,7 @@ BY_EXAMPLES = "by_examples_seen/"  # with the examples seen in place of the step
 
 
 def file_writer(folder: Path) -> tf.summary.SummaryWriter:
-    """A writer of event files in `folder`, which is made if it does not exist.
-
-    Raises:
-      RunFolderError: they cannot be written.
-    """
+    """A writer of event files in `folder`; raises as `events`."""
     with _on_disk():
         return tf.summary.create_file_writer(str(folder))
 
