@@ -37,10 +37,18 @@ class RunCallback(keras.callbacks.Callback):
 
     run: Any = None
 
+    def __init__(self, steps: int = 1):
+        """Of a callback that writes every `steps` steps."""
+        super().__init__()
+        self._every = steps
+
     @property
     def _writes(self) -> bool:
         """Whether this worker is the one that writes into the folder."""
         return self.run.workers.is_chief
+
+    def _is_due(self, step: int) -> bool:
+        return self._writes and step % self._every == 0
 
     def _append(self, values: dict) -> dict:
         """Writes a line of `metrics.jsonl`: how far the run is, and values; returns it."""
@@ -139,8 +147,8 @@ class Log(RunCallback):
           steps: between two lines; the first step has one, too.
           show: is called with each line.
         """
-        super().__init__()
-        self._every, self._show = steps, show or (lambda line: None)
+        super().__init__(steps)
+        self._show = show or (lambda line: None)
         self._decays: dict[str, float] = {}
 
     def on_train_begin(self, logs=None):
@@ -151,7 +159,7 @@ class Log(RunCallback):
         self._since = time.perf_counter(), self.run.state.step
 
     def _is_due(self, step: int) -> bool:
-        return self._writes and (step % self._every == 0 or step == 1)
+        return super()._is_due(step) or (self._writes and step == 1)
 
     def on_train_batch_begin(self, batch, logs=None):
         if self._is_due(self.run.state.step + 1):
@@ -223,18 +231,13 @@ class Histograms(RunCallback):
     Activations are those of the step's first microbatch, where the model is a functional one.
     """
 
-    def __init__(self, steps: int):
-        super().__init__()
-        self._every = steps
-        self._shown: Any = {}  # activations by the name of their layer
-
     def on_train_begin(self, logs=None):
         model = summaries.with_activations(self.model)
         self._pass = model and microbatch.Microbatch(model, training=True, jit_compile=False)
 
     def on_train_batch_begin(self, batch, logs=None):
-        self._shown = {}
-        if (self.run.state.step + 1) % self._every or not self._writes or self._pass is None:
+        self._shown: Any = {}  # activations by the name of their layer
+        if self._pass is None or not self._is_due(self.run.state.step + 1):
             return
         model = self._pass.model
         x, _, _ = keras.utils.unpack_x_y_sample_weight(self.run.batch)
@@ -245,7 +248,7 @@ class Histograms(RunCallback):
         self._shown = self._pass.forward(weights, state, draw, first).outputs
 
     def on_train_batch_end(self, batch, logs=None):
-        if self.run.state.step % self._every or not self._writes:
+        if not self._is_due(self.run.state.step):
             return
         watched = self.run.watched
         with summaries.events(self.run.writer("train"), self.run.state.step):
@@ -273,24 +276,17 @@ class Verify(RunCallback):
     Before the first step, after every few, and at the end of each epoch.
     """
 
-    def __init__(self, steps: int):
-        super().__init__()
-        self._every = steps
-
     def on_train_begin(self, logs=None):
-        if not self.run.state.step:
-            self._write()
+        self._write(self._writes and not self.run.state.step)
 
     def on_train_batch_end(self, batch, logs=None):
-        if self.run.state.step % self._every == 0:
-            self._write()
+        self._write(self._is_due(self.run.state.step))
 
     def on_epoch_end(self, epoch, logs=None):
-        if self.run.state.step % self._every:
-            self._write()
+        self._write(self._writes and not self._is_due(self.run.state.step))
 
-    def _write(self) -> None:
-        if self._writes:
+    def _write(self, is_due: bool) -> None:
+        if is_due:
             parts = self.run.state.parts_sha256()
             sha256 = hashes.sha256_of_parts(parts)
             self._append({"state_sha256": sha256, "parts_sha256": parts})

@@ -29,12 +29,12 @@ def describe_run(
       data: the `definition` of what `sources` makes.
       callbacks: of which those with a `get_config` decide something.
     """
-    defined = dict(data) | dict(optimizer) | describe("loss", model.loss)
-    defined |= describe("loss_weights", model._compile_loss._user_loss_weights)
-    for callback in callbacks:
-        if hasattr(callback, "get_config"):
-            defined |= describe(type(callback).__name__, callback)
-    return defined | {"jit_compile": bool(model.jit_compile)}
+    things = {"loss": model.loss, "loss_weights": model._compile_loss._user_loss_weights}
+    things |= {type(one).__name__: one for one in callbacks if hasattr(one, "get_config")}
+    defined = {**data, **optimizer, "jit_compile": bool(model.jit_compile)}
+    for name, thing in things.items():
+        defined |= describe(name, thing)
+    return defined
 
 
 def describe_model(model: keras.Model) -> dict[str, str]:
