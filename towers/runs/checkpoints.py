@@ -1,7 +1,8 @@
 """Checkpoints: the whole state of a run in TensorFlow's format, independent of towers.
 
 Each is a folder, `step-<step>`. It gets this name only when all of its files are on the disk, and
-loses it before the first of them is deleted: a folder of that name is complete.
+loses it before the first of them is deleted: a folder of that name is complete. What is missing,
+does not fit or cannot be written raises a CheckpointError, which names it.
 """
 
 import contextlib
@@ -44,11 +45,7 @@ class Checkpoints:
         self._checkpoint = tf.train.Checkpoint(notes=[state.notes], **parts)
 
     def save(self) -> None:
-        """Saves the state as `step-<step>`, in the place of one that may be there.
-
-        Raises:
-          CheckpointError: it cannot be written; those before it are unchanged.
-        """
+        """Saves the state as `step-<step>`, in the place of one that may be there."""
         path = self._folder / f"step-{int(self._state.counter)}"
         temporary = Path(f"{path}{_TEMPORARY}")
         try:
@@ -73,9 +70,6 @@ class Checkpoints:
         """Restores the newest checkpoint into the state, if there is one.
 
         Removes what a process has left that was killed while it wrote or deleted one.
-
-        Raises:
-          CheckpointError: it cannot be read, or does not fit the state.
         """
         for left in self._folder.glob(f"step-*{_TEMPORARY}"):
             shutil.rmtree(left, ignore_errors=True)
@@ -113,11 +107,7 @@ def _errors_of(path: str) -> Iterator[None]:
 
 
 def check_origin(path: str, run_sha256: str) -> None:
-    """Checks that a checkpoint belongs to a run, whose hash is in the notes of its state.
-
-    Raises:
-      CheckpointError: it does not, or cannot be read.
-    """
+    """Checks that a checkpoint belongs to a run, whose hash is in the notes of its state."""
     with _errors_of(path):
         notes = tf.train.load_checkpoint(_prefix(path)).get_tensor(f"notes/0{_VALUE}")
     if json.loads(notes.decode()).get("run_sha256") != run_sha256:
@@ -133,11 +123,7 @@ def is_checkpoint(path: str | os.PathLike) -> bool:
 
 
 def find(folder: Path, name: str) -> str:
-    """The path of a checkpoint given as a path, a name in `folder`, or the number of its step.
-
-    Raises:
-      CheckpointError: there is no such checkpoint.
-    """
+    """The path of a checkpoint given as a path, a name in `folder`, or the number of its step."""
     # The run's own first: the current folder may hold one of the same name.
     for candidate in (folder / f"step-{name}", folder / name, Path(name)):
         if is_checkpoint(candidate):
@@ -163,11 +149,7 @@ def step_of(path: str) -> int:
 
 
 def read(path: str) -> dict[str, np.ndarray]:
-    """The values in a checkpoint, by part and place: `weights/0`, `optimizer/3`, `step/0`.
-
-    Raises:
-      CheckpointError: it cannot be read.
-    """
+    """The values in a checkpoint, by part and place: `weights/0`, `optimizer/3`, `step/0`."""
     with _errors_of(path):
         reader = tf.train.load_checkpoint(_prefix(path))
         names = [name for name in reader.get_variable_to_shape_map() if name.endswith(_VALUE)]
@@ -177,11 +159,7 @@ def read(path: str) -> dict[str, np.ndarray]:
 
 
 def read_weights(path: str) -> list[np.ndarray]:
-    """The values of a model's variables, in their order, with moving averages where there are some.
-
-    Raises:
-      CheckpointError: they cannot be read.
-    """
+    """The values of a model's variables, in their order; moving averages where there are some."""
     places: dict[int, np.ndarray] = {}
     values = read(path)
     for part in ("model_state", "weights", "moving_averages"):

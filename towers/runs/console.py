@@ -6,12 +6,7 @@ import tqdm
 
 
 def printer(last_step: int, evaluated: str) -> Callable[[Mapping], None]:
-    """Prints a line of `metrics.jsonl` of a command's run; the `show` of a `callbacks.Log`.
-
-    Args:
-      last_step: of the run.
-      evaluated: what the examples are called that are evaluated.
-    """
+    """The `show` of a command's `callbacks.Log`; `evaluated` names the validation data."""
 
     def show(line: Mapping) -> None:
         if "step_seconds" in line:

@@ -23,11 +23,7 @@ def describe_run(
 ) -> dict:
     """What decides the weights that a run ends with, by name.
 
-    Args:
-      model: compiled.
-      optimizer: from `describe`.
-      data: the `definition` of what `sources` makes.
-      callbacks: of which those with a `get_config` decide something.
+    The optimizer is as `describe` has it; callbacks without a `get_config` decide nothing.
     """
     things = {"loss": model.loss, "loss_weights": model._compile_loss._user_loss_weights}
     things |= {type(one).__name__: one for one in callbacks if hasattr(one, "get_config")}

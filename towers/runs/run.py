@@ -275,11 +275,7 @@ class Run:
         return _kept(self.state.variables() if is_done else ())
 
     def _make_steps(self, epoch: int) -> dict[str, float]:
-        """Makes the steps that are left of an epoch; its metrics.
-
-        Raises:
-          Stopped: a signal has come.
-        """
+        """Makes the steps that are left of an epoch; its metrics."""
         state, model, callbacks = self.state, self.model, self._callbacks
         first, end = (self._data.first_step(one) for one in (epoch, epoch + 1))
         end, logs = min(end, self._last_step), model.get_metrics_result()
@@ -371,13 +367,9 @@ class Run:
         self.state.notes.assign(json.dumps(notes))
 
     def _save(self) -> None:
-        """Saves a checkpoint, once all workers are known to have the same weights.
+        """Saves a checkpoint, once all workers are known to have the same finite weights.
 
-        Raises:
-          WorkerError: they do not.
-          TrainingError: a weight is NaN or Inf, as even finite gradients make it where the rate is
-            too high for float32.
-          RunFolderError: the folder was removed, moved or replaced.
+        Even finite gradients make NaN and Inf of them where the rate is too high for float32.
         """
         if self.workers.count > 1:  # hashing the state of a large network takes a while
             label = f"at step {self.state.step}, sha256 of the {{}} ".format
@@ -442,14 +434,7 @@ class Run:
         }
 
     def _begin(self, callbacks: Sequence, keep: int) -> None:
-        """Restores the run that is in the folder, or begins one; on all workers.
-
-        Raises:
-          RunFolderError: the folder holds another run.
-          CheckpointError: its checkpoint cannot be restored.
-          TrainingError: the run is past its end.
-          WorkerError: workers are about to make different runs.
-        """
+        """Restores the run that is in the folder, or begins one; on all workers."""
         kept = [one for one in callbacks if isinstance(one, run_callbacks.MovingAverages)]
         averages = [average for callback in kept for average in callback.averages]
         if averages and len(averages) != (count := len(self.model.trainable_variables)):

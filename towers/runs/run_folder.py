@@ -1,4 +1,7 @@
-"""The files of a run: their names, how they are written, when a run may continue in them."""
+"""The files of a run: their names, how they are written, when a run may continue in them.
+
+What cannot be read, written or used raises a RunFolderError, which names it.
+"""
 
 import contextlib
 import fcntl
@@ -37,11 +40,7 @@ class RunFolder:
     """
 
     def __init__(self, path: str | os.PathLike, argument: str = ""):
-        """
-        Args:
-          path: of the folder, which need not exist.
-          argument: what messages call it, such as `folder`.
-        """
+        """The folder at `path`, which need not exist; messages call it by an argument's name."""
         self.path = Path(os.path.expanduser(path))
         self.shown = f"{argument}={self.path}" if argument else str(self.path)
         self.config = self.path / "config.json"
@@ -59,9 +58,6 @@ class RunFolder:
 
         The lock is the kernel's, on `training.lock`, and ends with the process that holds it,
         however that ends; the file stays.
-
-        Raises:
-          RunFolderError: another process holds it, or the folder cannot be written to.
         """
         self.read_config()  # else the lock would be in a folder of another kind
         with writing(self.shown):
@@ -84,11 +80,7 @@ class RunFolder:
             yield
 
     def check_held(self) -> None:
-        """Refuses to continue in a folder that was removed, moved or replaced during the run.
-
-        Raises:
-          RunFolderError: it was.
-        """
+        """Refuses to continue in a folder that was removed, moved or replaced during the run."""
         try:
             is_there = os.path.samestat(os.fstat(self._locked.fileno()), os.stat(self.lock))
         except OSError:
@@ -100,11 +92,7 @@ class RunFolder:
             )
 
     def read_config(self) -> dict | None:
-        """The run's configuration, or None where the folder holds no run.
-
-        Raises:
-          RunFolderError: `config.json` cannot be read, or the folder holds files but no run.
-        """
+        """The run's configuration, or None where the folder holds no run."""
         try:
             config = json.loads(self.config.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -144,11 +132,7 @@ class RunFolder:
 
 
 def check_path(path: str | os.PathLike) -> None:
-    """Checks that TensorFlow takes a path for what it is: it reads some characters as patterns.
-
-    Raises:
-      ValueError: it does not, or the path is not on this machine.
-    """
+    """Checks that TensorFlow takes a path for what it is; a ValueError says why it does not."""
     text = os.fspath(path)
     if "://" in text or _PATTERN.search(text):
         raise ValueError(
@@ -158,22 +142,14 @@ def check_path(path: str | os.PathLike) -> None:
 
 
 def write_json(path: Path, content: Mapping) -> None:
-    """Writes `content` whole or not at all.
-
-    Raises:
-      RunFolderError: it cannot be written.
-    """
+    """Writes `content` whole or not at all."""
     with replacing(path) as partial:
         partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """The path of a new file that gets the name `path` once it is whole and on the disk.
-
-    Raises:
-      RunFolderError: it cannot be written.
-    """
+    """The path of a new file that gets the name `path` once it is whole and on the disk."""
     partial = _partial(path)
     try:
         with writing(path):
@@ -191,22 +167,14 @@ def _partial(path: Path) -> Path:
 
 
 def append_line(path: Path, content: Mapping) -> None:
-    """Adds one JSON object as a line.
-
-    Raises:
-      RunFolderError: it cannot be written.
-    """
+    """Adds one JSON object as a line."""
     with writing(path), open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(content) + "\n")
 
 
 @contextlib.contextmanager
 def writing(what: Path | str) -> Iterator[None]:
-    """Turns the system's error for a file or folder that cannot be written into one line.
-
-    Raises:
-      RunFolderError: there was such an error while this was entered.
-    """
+    """Turns the system's error for a file or folder that cannot be written into one line."""
     try:
         yield
     except OSError as error:
@@ -214,11 +182,7 @@ def writing(what: Path | str) -> Iterator[None]:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """The JSON objects of a `.jsonl` file; a torn last line is left out.
-
-    Raises:
-      RunFolderError: another line is not one.
-    """
+    """The JSON objects of a `.jsonl` file; a torn last line is left out."""
     *whole, _ = path.read_bytes().split(b"\n")
     lines = []
     for number, text in enumerate(whole, start=1):

@@ -20,12 +20,7 @@ class Epochs:
     """
 
     def __init__(self, source: Any, batch_size: int):
-        """Takes a source, whose `batches(first_step, last_step, global_batch_size=)` are read.
-
-        Raises:
-          TypeError: `source` is none.
-          ValueError: `batch_size` is less than 1, or more than an epoch has.
-        """
+        """Takes a source, whose `batches(first_step, last_step, global_batch_size=)` are read."""
         if not all(hasattr(source, name) for name in ("batches", "num_examples", "fingerprint")):
             raise TypeError(
                 f"x is a {type(source).__name__}: must be a source that can be read at any "

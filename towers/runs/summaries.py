@@ -1,7 +1,8 @@
 """What TensorBoard shows of a run.
 
 All summaries are written outside the training step's graph, from tensors it returns at every step:
-the graph is then the same whatever is watched, and its picture keeps the towers in the middle.
+the graph is then the same whatever is watched, and its picture keeps the towers in the middle. A
+file that cannot be written raises a RunFolderError.
 """
 
 import contextlib
@@ -23,18 +24,14 @@ BY_EXAMPLES = "by_examples_seen/"  # with the examples seen in place of the step
 
 
 def file_writer(folder: Path) -> tf.summary.SummaryWriter:
-    """A writer of event files in `folder`; raises as `events`."""
+    """A writer of event files in `folder`."""
     with _on_disk():
         return tf.summary.create_file_writer(str(folder))
 
 
 @contextlib.contextmanager
 def events(writer: tf.summary.SummaryWriter, at_step: int) -> Iterator[None]:
-    """While entered, summaries are of a step, or of so many examples seen.
-
-    Raises:
-      RunFolderError: they cannot be written.
-    """
+    """While entered, summaries are of a step, or of so many examples seen."""
     # As an array: TensorFlow 2.21 keeps every Python number forever (tensorflow#68196).
     with _on_disk(), writer.as_default(step=tf.constant(np.int64(at_step))):
         yield
@@ -60,11 +57,7 @@ def _on_disk() -> Iterator[None]:
 
 
 def stretched(images: np.ndarray) -> np.ndarray:
-    """Maps each image's own range to [0, 1]: standardized images have no fixed one.
-
-    Args:
-      images: floating [n, height, width, channels].
-    """
+    """Maps the range of each image, floating [n, height, width, channels], to [0, 1]."""
     low = images.min(axis=(1, 2, 3), keepdims=True)
     high = images.max(axis=(1, 2, 3), keepdims=True)
     return (images - low) / np.maximum(high - low, 1e-6)
@@ -100,9 +93,6 @@ def graph_with_calls_inlined(
     A microbatch is traced once and called for each one; here the scope of each call holds the
     operations that run in its place, on the tower's device. What XLA compiles stays a call. What
     only passes tensors into and out of a function is left out.
-
-    Args:
-      function: a ConcreteFunction, such as `step.Program.trace` gives.
     """
     inlined = convert_to_constants._run_inline_graph_optimization(
         function, lower_control_flow=False, aggressive_inlining=True
