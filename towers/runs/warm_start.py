@@ -32,9 +32,6 @@ def locate(init_from: str | os.PathLike) -> str:
     """The file or checkpoint that is meant, absolute.
 
     Of a run it is the final model, or its newest checkpoint where that is of a later step.
-
-    Raises:
-      WarmStartError: there are no weights to begin with.
     """
     path = Path(os.path.abspath(os.path.expanduser(init_from)))
     if checkpoints.is_checkpoint(path) or (path.suffix == ".keras" and path.is_file()):
@@ -99,25 +96,15 @@ def _some(names: Iterable[str]) -> str:
 
 
 def restore(path: str, model: keras.Model) -> list[tuple[keras.Variable, np.ndarray]]:
-    """Gives a model the weights in a checkpoint, averages where it has some; these weights.
-
-    Raises:
-      CheckpointError: it cannot be read, or is not of this model.
-    """
+    """Gives a model the weights in a checkpoint, averages where it has some; these weights."""
     values = checkpoints.read_weights(path)
     if _kinds(values) != _kinds(model.variables):
         raise checkpoints.CheckpointError(
             f"the weights in {path} have no names, and their shapes and types are not the model's; "
             "give the final model of the run, which has names and gives what fits"
         )
-    return _assign(
-        model,
-        [
-            (variable, value)
-            for variable, value in zip(model.variables, values, strict=True)
-            if not model_state.is_draw_counter(variable)
-        ],
-    )
+    pairs = zip(model.variables, values, strict=True)
+    return _assign(model, [pair for pair in pairs if not model_state.is_draw_counter(pair[0])])
 
 
 def _assign(model: keras.Model, pairs: list[tuple]) -> list[tuple]:
