@@ -25,7 +25,7 @@ from towers import (
     shares,
     updating,
 )
-from towers.runs import run_folder, summaries
+from towers.runs import fit_state, run_folder, summaries
 
 
 class RunCallback(keras.callbacks.Callback):
@@ -122,15 +122,10 @@ class MovingAverages(RunCallback):
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
         """While entered, the model has the averages in place of its weights."""
-        weights = self._weights
-        trained = [tf.identity(weight.value) for weight in weights]
-        try:
-            for weight, average in zip(weights, self.averages, strict=True):
+        with fit_state.kept(self._weights):
+            for weight, average in zip(self._weights, self.averages, strict=True):
                 weight.assign(average)
             yield
-        finally:
-            for weight, value in zip(weights, trained, strict=True):
-                weight.assign(value)
 
 
 class Log(RunCallback):

@@ -69,18 +69,14 @@ def _kept(config):
 
 def describe(name: str, thing: Any) -> dict[str, object]:
     """What Keras saves of an object, by name, without names that it numbers by what was built."""
-    if isinstance(thing, Mapping):
-        parts = list(thing.items())
-    elif isinstance(thing, (list, tuple)):
-        parts = list(enumerate(thing))
-    elif thing is None or isinstance(thing, (str, int, float)):
+    if thing is None or isinstance(thing, (str, int, float)):
         return {name: thing}
-    else:
-        config = thing.get_config() if hasattr(thing, "get_config") else {}
-        kind = getattr(thing, "__name__", type(thing).__name__)
-        return {name: kind} | {
-            f"{name} {key}": json.loads(json.dumps(value, default=str))
-            for key, value in config.items()
-            if key != "name"
-        }
-    return {k: v for key, part in parts for k, v in describe(f"{name} {key}", part).items()}
+    if isinstance(thing, (Mapping, list, tuple)):
+        parts = thing.items() if isinstance(thing, Mapping) else enumerate(thing)
+        return {k: v for key, part in parts for k, v in describe(f"{name} {key}", part).items()}
+    config = thing.get_config() if hasattr(thing, "get_config") else {}
+    return {name: getattr(thing, "__name__", type(thing).__name__)} | {
+        f"{name} {key}": json.loads(json.dumps(value, default=str))
+        for key, value in config.items()
+        if key != "name"
+    }

@@ -1,6 +1,7 @@
 """All that a run carries from step to step."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -69,3 +70,14 @@ class FitState:
     def sha256(self) -> str:
         """One hash over those of `parts_sha256`: of the whole state."""
         return hashes.sha256_of_parts(self.parts_sha256())
+
+
+@contextlib.contextmanager
+def kept(variables: Sequence) -> Iterator[None]:
+    """Gives variables back the values that they had before."""
+    values = [tf.identity(variable) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)

@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -234,7 +234,9 @@ class Run:
         for callback in callbacks.callbacks:
             if isinstance(callback, keras.callbacks.CSVLogger) and state.step:
                 callback.append = True  # else it would empty the file of the run
-        with self._unchanged(state.step > 0):
+        # Callbacks do not change again what they had changed before the run was resumed: a schedule
+        # that multiplies the rate at the start of an epoch has done so.
+        with fit_state.kept(state.variables() if state.step else ()):
             callbacks.on_train_begin()
         self._memory = callback_state.Memory(callbacks.callbacks)
         self._memory.restore(notes.get("callbacks", {}))
@@ -246,7 +248,7 @@ class Run:
             is_begun = epoch == notes.get("epoch")  # before the run was resumed
             if state.step == self._data.first_step(epoch):
                 model.reset_metrics()
-            with self._unchanged(is_begun):
+            with fit_state.kept(state.variables() if is_begun else ()):
                 callbacks.on_epoch_begin(epoch)
             if is_begun:  # some callbacks begin anew with each epoch
                 self._memory.restore(notes["callbacks"])
@@ -267,13 +269,6 @@ class Run:
         """Whether a checkpoint is."""
         return self._save_every > 0 and self.state.step % self._save_every == 0
 
-    def _unchanged(self, is_done: bool) -> contextlib.AbstractContextManager[None]:
-        """Takes back what callbacks change, if they had changed it before the run was resumed.
-
-        A schedule that multiplies the rate at the start of an epoch has done so already.
-        """
-        return _kept(self.state.variables() if is_done else ())
-
     def _make_steps(self, epoch: int) -> dict[str, float]:
         """Makes the steps that are left of an epoch; its metrics."""
         state, model, callbacks = self.state, self.model, self._callbacks
@@ -289,9 +284,7 @@ class Run:
                 self._save()
                 if self.workers.is_chief:
                     with contextlib.suppress(OSError):  # the terminal or the pipe is gone
-                        io_utils.print_msg(
-                            f"stopped at step {state.step}, and saved: the same again continues"
-                        )
+                        io_utils.print_msg(f"stopped at step {state.step}, and saved")
                 raise Stopped(128 + stopped_by)
             if self._is_due() and state.step < end:  # else the end of the epoch saves
                 self._save()
@@ -317,7 +310,7 @@ class Run:
             return {}
         x, y, weight = keras.utils.unpack_x_y_sample_weight(self._validation)
         # Whole or cut short by another worker's end, it changes nothing.
-        kept = _kept([*self.model.non_trainable_variables, *self.model.metrics_variables])
+        kept = fit_state.kept([*self.model.non_trainable_variables, *self.model.metrics_variables])
         with kept, warnings.catch_warnings(), self._averaged():
             # Keras says so of all data whose number of batches is not known before.
             warnings.filterwarnings("ignore", "Your input ran out of data")
@@ -376,9 +369,8 @@ class Run:
             worker.check_same(self.workers, "their states", self.state.parts_sha256(), label)
         if wrong := [v.path for v in self._finite if not np.isfinite(_values(v)).all()]:
             raise run_errors.TrainingError(
-                f"step {self.state.step}: the update has left NaN or Inf in "
-                f"{', '.join(wrong)}. A lower learning rate, clipped gradients or a wider type may "
-                "help"
+                f"step {self.state.step}: the update has left NaN or Inf in {', '.join(wrong)}; "
+                "a lower learning rate may help"
             )
         if not self.workers.is_chief:
             return
@@ -447,10 +439,10 @@ class Run:
         for callback in callbacks:
             if isinstance(callback, run_callbacks.RunCallback):
                 callback.run = self
-        in_step = [callback.in_step for callback in kept]
+        after_update = [*(callback.in_step for callback in kept), self.state.count]
         with run_errors.explained():
             first_batch = next(self._data.batches(0, 1))
-            self.distribution.prepare(first_batch, self._take, [*in_step, self.state.count])
+            self.distribution.prepare(first_batch, self._take, after_update)
         defined = self._definition(callbacks)
         worker.check_same(self.workers, "what they train", defined)
         self._notes = self.workers.from_chief("the run", lambda: self._continue(defined, keep))
@@ -475,7 +467,6 @@ class Run:
             trained = self.model.trainable_variables
             for average, weight in zip(self.state.averages, trained, strict=False):
                 average.assign(weight.value)
-            io_utils.print_msg(warm_start.report(self._taken))
 
     def _continue(self, defined: dict, keep: int) -> dict:
         """On the chief: restores the run, or begins it; the notes of its state."""
@@ -560,17 +551,6 @@ class Run:
         } | {name: values[-1] for name, values in history.items() if np.isscalar(values[-1])}
         run_folder.write_json(folder.final_summary, summary)
         return Finished(history, state.step, sha256)
-
-
-@contextlib.contextmanager
-def _kept(variables: Sequence) -> Iterator[None]:
-    """Gives variables back the values that they had before."""
-    values = [variable.numpy() for variable in variables]
-    try:
-        yield
-    finally:
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
 
 
 def _values(variable: keras.Variable) -> np.ndarray:

@@ -9,7 +9,7 @@ import collections
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import keras
@@ -19,7 +19,7 @@ import tensorflow as tf
 from towers import devices, errors, hashes, model_state
 from towers.runs import checkpoints, run_folder
 
-from keras.src.utils import naming  # isort: skip
+from keras.src.utils import io_utils, naming  # isort: skip
 
 
 class WarmStartError(errors.UserError):
@@ -37,21 +37,22 @@ def locate(init_from: str | os.PathLike) -> str:
     if checkpoints.is_checkpoint(path) or (path.suffix == ".keras" and path.is_file()):
         return str(path)
     folder = run_folder.RunFolder(path)
-    if not folder.config.exists():
-        raise WarmStartError(
-            f"init_from={init_from}: must be the folder of a run, a checkpoint in one such as "
-            "runs/first/checkpoints/step-500, or a .keras file"
-        )
     final, newest = folder.read_final_summary(), checkpoints.newest(folder.checkpoints)
     if newest and not (final and checkpoints.step_of(newest) <= final["step"]):
         return newest
     if final is None:
-        raise WarmStartError(f"init_from={init_from}: has neither a final model nor a checkpoint")
+        raise WarmStartError(
+            f"init_from={init_from}: must be the folder of a run with a final model or a "
+            "checkpoint, a checkpoint in one such as runs/first/checkpoints/step-500, or a .keras "
+            "file"
+        )
     return str(folder.final_model)
 
 
 def take(init_from: str | os.PathLike, model: keras.Model) -> dict:
     """Gives a model the weights that it finds, as they are evaluated, and no optimizer's state.
+
+    It prints how many layers took some, and which did not.
 
     Args:
       init_from: a run's folder, a checkpoint in one, or a `.keras` file. A checkpoint has no names
@@ -75,20 +76,18 @@ def take(init_from: str | os.PathLike, model: keras.Model) -> dict:
     except (WarmStartError, checkpoints.CheckpointError) as error:
         raise WarmStartError(f"init_from={init_from}: {error}") from error
     layers = [variable.path.rpartition("/")[0] or variable.path for variable, _ in pairs]
+    taken = [*dict.fromkeys(layers)]
+    count = f"{len(taken)} of {len(taken) + len(kept)} layers with weights"
+    io_utils.print_msg(f"begins with {file}: {count}")
+    if kept:
+        io_utils.print_msg(f"not taken: {_some(kept)}")
     return {
         "path": os.path.abspath(os.path.expanduser(init_from)),
         "file": file,
         "sha256": hashes.sha256(value for _, value in pairs),
-        "taken": [*dict.fromkeys(layers)],
+        "taken": taken,
         "kept": kept,
     }
-
-
-def report(found: Mapping) -> str:
-    """What `take` returned, in a line for a person."""
-    taken, kept = len(found["taken"]), found["kept"]
-    line = f"begins with {found['file']}: {taken} of {taken + len(kept)} layers with weights"
-    return f"{line}; not taken: {_some(kept)}" if kept else line
 
 
 def _some(names: Iterable[str]) -> str:
