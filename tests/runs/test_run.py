@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 import sys
 
 import fit_program
@@ -13,6 +14,7 @@ import scripts
 
 import towers
 from input_pipeline import arrays
+from towers import errors
 from towers.runs import callbacks as run_callbacks
 from towers.runs import checkpoints, run_folder
 
@@ -171,6 +173,34 @@ def test_callbacks_of_a_resumed_run_go_on_as_if_nothing_had_happened(tmp_path):
             ends[name] = run.state.sha256(), done.history, own.all, log.read_text()
     assert ends["failed"] == ends["whole"]
     assert len(own.all) == 3  # stopped early
+
+
+class Fault(run_callbacks.RunCallback):
+    """Loses a worker in the first step of the second epoch, or is told to stop in its last one."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.kind == "lost" and self.run.state.step == 4:
+            raise errors.GoneError
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.kind == "stopped" and self.run.state.step == 7:
+            self.run.stop(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("kind", ["lost", "stopped"])
+def test_what_ends_a_run_at_the_edge_of_an_epoch_costs_nothing(kind, tmp_path):
+    """A schedule does not multiply the rate twice, and the last evaluation is made up for."""
+    ends = {}
+    for name, fault in (("whole", None), ("ended", kind), ("ended", None)):
+        halved = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+        with contextlib.suppress(errors.GoneError, towers.Stopped):
+            run, done = fit(tmp_path / name, callbacks=[halved, Fault(fault)])
+            ends[name] = run.state.sha256(), done.history
+    assert ends["ended"] == ends["whole"]
 
 
 def test_a_run_that_a_callback_has_stopped_is_complete(tmp_path):

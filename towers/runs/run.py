@@ -137,7 +137,7 @@ class Run:
         self.batch: cutting.Structure = None
         self.watched: updating.Watched | None = None
         self._config: dict = {}  # what `config.json` says
-        self._has_ended = True  # whether the end of the last step's epoch was dealt with
+        self._ended_at = 0  # the step after which the end of an epoch was last dealt with
         self._writers: dict[str, tf.summary.SummaryWriter] = {}
 
     def fit(
@@ -243,7 +243,7 @@ class Run:
         self._batches = self._data.batches(state.step, self._last_step)
         logs: dict[str, float] = {}
         # That of the last step, where its end was not dealt with.
-        epoch = self._data.epoch(state.step - (not self._has_ended))
+        epoch = self._data.epoch(state.step - (state.step != self._ended_at))
         while not (model.stop_training or self._is_at_end()):
             is_begun = epoch == notes.get("epoch")  # before the run was resumed
             if state.step == self._data.first_step(epoch):
@@ -254,7 +254,7 @@ class Run:
                 self._memory.restore(notes["callbacks"])
             self._epoch = epoch
             logs = self._make_steps(epoch) | self._evaluate(epoch)
-            self._has_ended = True
+            self._ended_at = state.step
             callbacks.on_epoch_end(epoch, logs)
             if self._is_due() or state.step == self._last_step or model.stop_training:
                 self._save()
@@ -263,7 +263,7 @@ class Run:
 
     def _is_at_end(self) -> bool:
         """Whether the run has made its last step, and dealt with the end of its epoch."""
-        return self._has_ended and self.state.step == self._last_step
+        return self._ended_at == self.state.step == self._last_step
 
     def _is_due(self) -> bool:
         """Whether a checkpoint is."""
@@ -275,7 +275,7 @@ class Run:
         first, end = (self._data.first_step(one) for one in (epoch, epoch + 1))
         end, logs = min(end, self._last_step), model.get_metrics_result()
         while state.step < end and not model.stop_training:
-            place, self.batch, self._has_ended = state.step - first, next(self._batches), False
+            place, self.batch = state.step - first, next(self._batches)
             callbacks.on_train_batch_begin(place)
             logs = self._step()
             callbacks.on_train_batch_end(place, logs)
@@ -354,7 +354,7 @@ class Run:
             "run_sha256": self._config["run_sha256"],
             "callbacks": self._memory.collect(),
             "epoch": self._epoch,
-            "has_ended": self._has_ended,
+            "ended_at": self._ended_at,
             "stopped": bool(self.model.stop_training),
         }
         self.state.notes.assign(json.dumps(notes))
@@ -446,7 +446,7 @@ class Run:
         defined = self._definition(callbacks)
         worker.check_same(self.workers, "what they train", defined)
         self._notes = self.workers.from_chief("the run", lambda: self._continue(defined, keep))
-        self._has_ended = self._notes.get("has_ended", True)
+        self._ended_at = self._notes.get("ended_at", 0)
         self.workers.broadcast("the state of the run", self.state.variables())
         self.state.read()
         model_state.refresh(self.model)
@@ -498,7 +498,7 @@ class Run:
         self._checkpoints.restore()
         state.read()
         notes = json.loads(state.notes.numpy().decode())
-        self._has_ended = notes.get("has_ended", True)
+        self._ended_at = notes.get("ended_at", 0)
         is_complete = notes.get("stopped", False) or self._is_at_end()
         if before:
             what = "the run is complete" if is_complete else "continuing"
