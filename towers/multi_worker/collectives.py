@@ -95,6 +95,9 @@ class MultiWorker(worker.Workers):
             except errors.WorkerError:
                 time.sleep(_LINGER_SECONDS)
                 raise
+            # A process that ends cuts off its last answer, so each waits until all have had it.
+            with contextlib.suppress(tf.errors.OpError), tf.device(devices.HOST):
+                self._all_do("its end", self._next_parity())
             return
         code = error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", 1)
         is_noticed = isinstance(code, int) and code >= 128  # a signal, or another worker's end
