@@ -119,10 +119,10 @@ def keep_kernel_choices() -> pathlib.Path:
       The folder of the choices, in the user's cache: one for the GPUs and the libraries there are.
 
     Raises:
-      RuntimeError: TensorFlow is not 2.21, whose flags these are: others would end the process.
+      ValueError: TensorFlow is not 2.21, whose flags these are: others would end the process.
     """
     if not tf.__version__.startswith("2.21."):
-        raise RuntimeError(f"TensorFlow {tf.__version__}: its flags for XLA are not known")
+        raise ValueError(f"gpu_defaults with TensorFlow {tf.__version__}: must be 2.21")
     for_what = [*machine.gpu_names(), tf.__version__, *machine.gpu_software().values()]
     name = re.sub(r"[^A-Za-z0-9.]+", "-", " ".join(for_what))
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()

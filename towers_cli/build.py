@@ -35,9 +35,9 @@ def start_runtime(chosen: settings.TrainSettings) -> tuple[str, ...]:
         ) from error
     if chosen.deterministic:
         devices.run_deterministically()
-    if chosen.gpu_defaults:
-        devices.keep_kernel_choices()
     with settings.as_flags("--"):
+        if chosen.gpu_defaults and machine.num_devices("GPU"):
+            devices.keep_kernel_choices()
         return devices.choose(chosen.num_towers)
 
 

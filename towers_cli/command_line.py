@@ -76,7 +76,7 @@ def parse(record: type[settings.Settings], about: str | None, argv: Sequence[str
             else:
                 parser = _PARSERS[kind]
                 flags.DEFINE(parser, name, default, about_it, values, module_name=topic)
-    if {"--help", "-h"} & set(argv):
+    if {"--help", "-help", "--helpfull", "-h"} & set(argv):
         print(about, *map(values.module_help, topics), sep="\n")
         sys.exit()
     try:

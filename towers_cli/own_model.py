@@ -32,7 +32,7 @@ def network(name: str) -> networks.Network:
             module = importlib.import_module(module_name)
         function, preprocessing = getattr(module, function_name, None), "pad_crop_flip"
         if not callable(function):
-            raise settings.SettingsError(f"--model={name}: {module} has no such function")
+            raise settings.SettingsError(f"--model={name}: {module.__file__} has no such function")
     build = functools.partial(_build, name, function)
     return networks.Network(build, 0.0, "kernels", preprocessing)
 
@@ -87,6 +87,12 @@ def _problem(model, image_shape: tuple[int, int, int], num_classes: int) -> str:
         return "has no trainable weight: must have one"
     definition.describe_model(model)
     return ""
+
+
+def faults_in_training(name: str) -> contextlib.AbstractContextManager:
+    """Says in one line what a user's model does wrong in training; for our networks nothing."""
+    is_ours = name in networks.NETWORKS
+    return contextlib.nullcontext() if is_ours else faults_of(name, "training it")
 
 
 @contextlib.contextmanager

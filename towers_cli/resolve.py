@@ -13,9 +13,16 @@ LEAST_ON_GPUS = 128  # examples of a microbatch, with --gpu_defaults
 
 
 def resolved(
-    chosen: settings.TrainSettings, num_gpus: int, cores: int, num_workers: int = 1
+    chosen: settings.TrainSettings,
+    num_gpus: int,
+    cores: int,
+    num_workers: int = 1,
+    threads: int | None = None,
 ) -> settings.TrainSettings:
-    """The settings with every default filled in; does not start TensorFlow's runtime."""
+    """The settings with every default filled in; does not start TensorFlow's runtime.
+
+    `threads` are those that a run began with, which another machine continues.
+    """
     network = own_model.network(chosen.model)
     default_size, device = distribution.default_size(chosen.global_batch_size), "cpu"
     if chosen.gpu_defaults:
@@ -30,7 +37,7 @@ def resolved(
         "microbatch_size": default_size,
         "jit_compile": jit_compile,
         "parameter_device": device,
-        "intra_op_threads": default_threads(count, num_gpus, cores, jit_compile),
+        "intra_op_threads": threads or default_threads(count, num_gpus, cores, jit_compile),
         "preprocessing": network.preprocessing,
         "weight_decay": network.weight_decay,
     }

@@ -124,13 +124,15 @@ def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
 
 def _describe_rate(chosen: Mapping, derived: Mapping, rate: schedules.LearningRate) -> str:
     end = derived["last_step"] * chosen["global_batch_size"]
+    epoch, begins = end / derived["examples_per_epoch"], end - chosen["global_batch_size"]
     if rate.schedule in settings.ENDING_SCHEDULES:
         last = rate(end)
         is_early = last > 0
     else:
-        last = rate(end - 1)
-        is_early = last == rate.initial and rate.schedule != "constant"
+        last = rate(begins)  # of the last step
+        decay = dataclasses.replace(rate, warmup_epochs=0.0)
+        is_early = decay(begins) == rate.initial and rate.schedule != "constant"
+    is_early |= epoch <= rate.warmup_epochs
     warm_up = f", after {rate.warmup_epochs:g} epochs of warm-up" if rate.warmup_epochs else ""
     warning = "; WARNING: the run ends before it has decayed" if is_early else ""
-    epoch = end / derived["examples_per_epoch"]
     return f"{rate.schedule}, {rate.initial:g} to {last:g} at epoch {epoch:.4g}{warm_up}{warning}"

@@ -253,7 +253,7 @@ class TrainSettings(Settings):
     intra_op_threads: int | None = setting(
         None, "Threads that share the work of one operation; on a CPU, their number changes the "
         "last bits of the result. Default: 8 with GPUs; on a CPU, all cores with one microbatch, "
-        "otherwise 1 (8 with --jit_compile).", PARTS
+        "otherwise 1 (8 with --jit_compile). A run continues with the number it began with.", PARTS
     )
     deterministic: bool = setting(
         False, "Use TensorFlow's deterministic operations and no TF32, so that GPUs give the same "

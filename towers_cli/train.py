@@ -24,29 +24,35 @@ def command() -> int:
 def main(chosen: settings.TrainSettings) -> int:
     """Trains; returns the exit code."""
     from towers import machine, multi_worker
-    from towers_cli import build, resolve
+    from towers.runs import run_folder
+    from towers_cli import build, resolve, run_config
 
     # What TensorFlow's runtime fixes when it starts, and workers meet through it.
     with settings.as_flags():
         members = multi_worker.from_tf_config()
-    gpus, cores = machine.num_devices("GPU"), machine.available_cores()
-    chosen = resolve.resolved(chosen, gpus, cores, len(members.addresses) if members else 1)
+    folder = run_folder.RunFolder(chosen.train_dir, "--train_dir")
+    is_chief = members is None or not members.index
+    earlier = (run_config.read(folder) if is_chief else None) or {"settings": {}}
+    chosen = resolve.resolved(
+        chosen,
+        num_gpus=machine.num_devices("GPU"),
+        cores=machine.available_cores(),
+        num_workers=len(members.addresses) if members else 1,
+        threads=earlier["settings"].get("intra_op_threads"),
+    )
     tower_devices = build.start_runtime(chosen)
     with multi_worker.meet(members, chosen.worker_wait_seconds) as workers:  # most often one
-        return train(chosen, tower_devices, workers)
+        return train(chosen, folder, tower_devices, workers)
 
 
-def train(chosen: settings.TrainSettings, tower_devices, workers) -> int:
+def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int:
     """The story of a training, once all workers are there; returns the exit code."""
     import tensorflow as tf
 
     import towers
     from input_pipeline import images
-    from towers.runs import run_folder
-    from towers_cli import build, resolve, run_config
+    from towers_cli import build, own_model, resolve, run_config
 
-    folder = run_folder.RunFolder(chosen.train_dir, "--train_dir")
-    workers.from_chief("what is in the folder", lambda: run_config.read(folder))
     parameter_device = build.parameter_device(chosen, tower_devices, workers)
     run_config.check_alike(workers, chosen)
     towers_of_workers = workers.exchange("their numbers of towers", len(tower_devices))
@@ -79,7 +85,7 @@ def train(chosen: settings.TrainSettings, tower_devices, workers) -> int:
     one_hot = build.takes_shares(chosen)
     build.compile_model(chosen, model, training, preprocessing, parameter_device)
     # What names no device is on the CPU: TensorFlow would put it on the first GPU.
-    with tf.device(towers.devices.HOST):
+    with own_model.faults_in_training(chosen.model), tf.device(towers.devices.HOST):
         towers.distribute(
             model,
             tower_devices,

@@ -161,13 +161,13 @@ assert 15.9 < factor(10) < 16
 
 # %% [markdown]
 # ## The same with the package
-# `schedules.scaled_rate` has the rules. It asks for the batch, not for the number of towers: with
-# the same batch and microbatches, one tower and four end with the same weights, to the last bit.
+# The rules ask for the batch, not for the number of towers: with the same batch and microbatches,
+# one tower and four end with the same weights, to the last bit.
 
 # %%
 import keras
 
-rates = {rule: towers.schedules.scaled_rate(0.0001, rule, 128, 32) for rule in ("none", "linear")}
+rates = {"none": 0.0001, "linear": 0.0001 * 128 / 32}
 print(rates)
 
 

@@ -49,7 +49,9 @@ def test_a_chief_comes_before_the_workers(kind, index, expected, found):
     assert found(text) == cluster.Cluster(("a:1", "b:1", "c:1"), expected)
 
 
-@pytest.mark.parametrize("text", ["{}", tf_config({"worker": ["a:1"]}), tf_config({"ps": ["a:1"]})])
+@pytest.mark.parametrize(
+    "text", ["", "{}", tf_config({"worker": ["a:1"]}), tf_config({"ps": ["a:1"]})]
+)
 def test_one_process_or_none_is_no_cluster(text, found):
     assert found(text) is None
 

@@ -176,29 +176,34 @@ def test_callbacks_of_a_resumed_run_go_on_as_if_nothing_had_happened(tmp_path):
 
 
 class Fault(run_callbacks.RunCallback):
-    """Loses a worker in the first step of the second epoch, or is told to stop in its last one."""
+    """Loses a worker in the first step of the second epoch, or is told to stop later in it.
 
-    def __init__(self, kind):
+    Where it halts, the training itself ends within that epoch.
+    """
+
+    def __init__(self, kind, halts):
         super().__init__()
-        self.kind = kind
+        self.kind, self.halts = kind, halts
 
     def on_train_batch_begin(self, batch, logs=None):
         if self.kind == "lost" and self.run.state.step == 4:
             raise errors.GoneError
 
     def on_train_batch_end(self, batch, logs=None):
-        if self.kind == "stopped" and self.run.state.step == 7:
+        if self.kind == "stopped" and self.run.state.step == 7 - self.halts:
             self.run.stop(signal.SIGTERM)
+        if self.halts and self.run.state.step == 6:
+            self.model.stop_training = True
 
 
-@pytest.mark.parametrize("kind", ["lost", "stopped"])
-def test_what_ends_a_run_at_the_edge_of_an_epoch_costs_nothing(kind, tmp_path):
+@pytest.mark.parametrize(("kind", "halts"), [("lost", 0), ("stopped", 0), ("stopped", 1)])
+def test_what_ends_a_run_at_the_edge_of_an_epoch_costs_nothing(kind, halts, tmp_path):
     """A schedule does not multiply the rate twice, and the last evaluation is made up for."""
     ends = {}
     for name, fault in (("whole", None), ("ended", kind), ("ended", None)):
         halved = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
         with contextlib.suppress(errors.GoneError, towers.Stopped):
-            run, done = fit(tmp_path / name, callbacks=[halved, Fault(fault)])
+            run, done = fit(tmp_path / name, callbacks=[halved, Fault(fault, halts)])
             ends[name] = run.state.sha256(), done.history
     assert ends["ended"] == ends["whole"]
 

@@ -25,7 +25,16 @@ def test_what_a_training_killed_in_its_first_moments_leaves_is_no_other_persons(
 
 
 class TestLines:
-    @pytest.mark.parametrize("damaged", [b'{"step": 2, "lo', b"", b"\xff\xfe"])
+    @pytest.mark.parametrize("torn", ['{"step": 3, "lo', "[3]", "3", "\xff"])
+    def test_a_line_is_added_behind_the_last_whole_one(self, tmp_path, torn):
+        path = tmp_path / "eval.jsonl"
+        run_folder.append_line(path, {"step": 1})
+        with open(path, "ab") as file:
+            file.write(torn.encode("latin-1"))
+        run_folder.append_line(path, {"step": 2})
+        assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+    @pytest.mark.parametrize("damaged", [b'{"step": 2, "lo', b"", b"\xff\xfe", b"{}", b"5"])
     def test_a_damaged_line_among_whole_ones_is_named_and_nothing_is_dropped(self, folder, damaged):
         folder.path.mkdir(parents=True)
         whole = b'{"step": 1}\n' + damaged + b'\n{"step": 3}\n'

@@ -26,6 +26,12 @@ class Printing(L.Layer):
         tf.print(x[0, 0, 0])
         return x
 
+class Late(L.Layer):
+    def call(self, x, training=False):
+        if training:
+            raise ValueError("only in training")
+        return x
+
 def made(image_shape, *layers, classes=10):
     return keras.Sequential([keras.Input(image_shape), *layers, L.Flatten(), L.Dense(classes)])
 
@@ -44,6 +50,7 @@ unsaved = lambda shape, classes: made(shape, Unsaved(object()))
 nothing = lambda shape, classes: None
 wrong = lambda shape, classes: L.Dense(-1)
 ends_with_softmax = lambda *given: keras.Sequential([build(*given), L.Softmax()])
+fails_late = lambda shape, classes: made(shape, Late(), classes=classes)
 prints = lambda shape, classes: made(shape, Printing())
 number = 3
 
@@ -102,6 +109,12 @@ class TestARunOfIt:
         assert done.returncode == 2
         assert "--model=mine:build: " in done.stderr
         assert scripts.contents(here / "run") == before
+
+    def test_that_fails_in_training_is_named(self, here):
+        done = scripts.train(here / "run", "--model=mine:fails_late", "--max_steps=1")
+        assert done.returncode == 2
+        for piece in ("--model=mine:fails_late: ", "only in training", f"{here / 'mine.py'}, line"):
+            assert piece in done.stderr
 
     def test_that_xla_cannot_compile_is_said_in_a_sentence(self, here):
         done = scripts.train(here / "run", "--model=mine:prints", "--max_steps=1", "--jit_compile")

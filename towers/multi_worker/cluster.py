@@ -4,6 +4,7 @@ A worker is one process with its own towers. Worker 0 is the chief: it has the r
 """
 
 import dataclasses
+import os
 import re
 
 import tensorflow as tf
@@ -58,6 +59,8 @@ def from_tf_config() -> Cluster | None:
     Raises:
       ValueError: it is not of that form, or this process is neither chief nor worker.
     """
+    if not os.environ.get("TF_CONFIG"):
+        return None
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     try:
         jobs = resolver.cluster_spec().as_dict()

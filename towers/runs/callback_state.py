@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import keras
 import numpy as np
 
-_NOT_STATE = ("_model", "params", "validation_data")  # given to a callback, not remembered by it
+# Given to a callback, or of this process's clock, and not remembered by it.
+_NOT_STATE = ("_model", "params", "validation_data", "_since")
 
 
 class Memory:

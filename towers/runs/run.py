@@ -182,8 +182,10 @@ class Run:
           WorkerError: another worker is gone, and the last complete step is saved; or it has other
             weights, or is about to make another run.
         """
-        for name, value in (("epochs", epochs), ("max_steps", max_steps)):
-            if value is not None and (not isinstance(value, int) or value < 1):
+        counts = {"batch_size": batch_size, "epochs": epochs, "max_steps": max_steps}
+        for name, value in counts.items():
+            is_left_out = name == "max_steps" and value is None
+            if not is_left_out and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name}={value}: must be a whole number, at least 1")
         model, is_chief, callbacks = self.model, self.workers.is_chief, list(callbacks)
         self._data = sources.Epochs(x, batch_size)
@@ -244,7 +246,7 @@ class Run:
         logs: dict[str, float] = {}
         # That of the last step, where its end was not dealt with.
         epoch = self._data.epoch(state.step - (state.step != self._ended_at))
-        while not (model.stop_training or self._is_at_end()):
+        while not self._is_at_end(model.stop_training):
             is_begun = epoch == notes.get("epoch")  # before the run was resumed
             if state.step == self._data.first_step(epoch):
                 model.reset_metrics()
@@ -261,9 +263,10 @@ class Run:
             epoch += 1
         return logs
 
-    def _is_at_end(self) -> bool:
+    def _is_at_end(self, is_stopped: bool) -> bool:
         """Whether the run has made its last step, and dealt with the end of its epoch."""
-        return self._ended_at == self.state.step == self._last_step
+        step = self.state.step
+        return self._ended_at == step and (is_stopped or step == self._last_step)
 
     def _is_due(self) -> bool:
         """Whether a checkpoint is."""
@@ -499,7 +502,7 @@ class Run:
         state.read()
         notes = json.loads(state.notes.numpy().decode())
         self._ended_at = notes.get("ended_at", 0)
-        is_complete = notes.get("stopped", False) or self._is_at_end()
+        is_complete = self._is_at_end(notes.get("stopped", False))
         if before:
             what = "the run is complete" if is_complete else "continuing"
             io_utils.print_msg(f"{what} at step {state.step}")

@@ -4,6 +4,7 @@ What cannot be read, written or used raises a RunFolderError, which names it.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -71,7 +72,10 @@ class RunFolder:
                     f"{self.shown}: another process is training in it; wait for it, stop it, or "
                     "choose another folder"
                 ) from None
-            except OSError as error:  # as on some network file systems
+            except OSError as error:
+                if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise
+                # Some network file systems have no locks.
                 print(
                     f"{self.path}: cannot be locked ({error.strerror}); make sure that no other "
                     "training uses the folder",
@@ -108,7 +112,7 @@ class RunFolder:
             reason = getattr(error, "strerror", None) or error
             raise RunFolderError(f"{self.shown}: config.json cannot be read: {reason}") from error
         if not (isinstance(config, dict) and config.keys() >= _CONFIG):
-            raise RunFolderError(f"{self.shown}: its config.json is not that of a run")
+            raise RunFolderError(f"{self.shown}: its config.json is not of a run of this version")
         return config
 
     def read_final_summary(self) -> dict | None:
@@ -117,7 +121,8 @@ class RunFolder:
             summary = json.loads(self.final_summary.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return summary if zipfile.is_zipfile(self.final_model) else None
+        is_whole = isinstance(summary, dict) and "step" in summary
+        return summary if is_whole and zipfile.is_zipfile(self.final_model) else None
 
     def drop_metrics_after(self, step: int) -> None:
         """Removes lines of `metrics.jsonl` that a continued run will write again.
@@ -167,9 +172,13 @@ def _partial(path: Path) -> Path:
 
 
 def append_line(path: Path, content: Mapping) -> None:
-    """Adds one JSON object as a line."""
-    with writing(path), open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(content) + "\n")
+    """Adds one JSON object as a line, in the place of a last one that a full disk has torn."""
+    with writing(path), open(path, "ab+") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        if file.read() not in (b"", b"\n"):
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+        file.write((json.dumps(content) + "\n").encode())
 
 
 @contextlib.contextmanager
@@ -182,13 +191,14 @@ def writing(what: Path | str) -> Iterator[None]:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """The JSON objects of a `.jsonl` file; a torn last line is left out."""
+    """The JSON objects of a `.jsonl` file, each of a step; a torn last line is left out."""
     *whole, _ = path.read_bytes().split(b"\n")
     lines = []
     for number, text in enumerate(whole, start=1):
         try:
-            lines.append(json.loads(text))
-        except ValueError as error:
+            line = json.loads(text)
+            lines.append(line | {"step": line["step"]})
+        except (KeyError, TypeError, ValueError) as error:
             raise RunFolderError(
                 f"{path}: line {number} is damaged; repair the file, or restore a copy of it"
             ) from error

@@ -34,7 +34,8 @@ def locate(init_from: str | os.PathLike) -> str:
     Of a run it is the final model, or its newest checkpoint where that is of a later step.
     """
     path = Path(os.path.abspath(os.path.expanduser(init_from)))
-    if checkpoints.is_checkpoint(path) or (path.suffix == ".keras" and path.is_file()):
+    is_checkpoint = checkpoints.is_checkpoint(path) and path.parent.name == "checkpoints"
+    if is_checkpoint or (path.suffix == ".keras" and path.is_file()):
         return str(path)
     folder = run_folder.RunFolder(path)
     final, newest = folder.read_final_summary(), checkpoints.newest(folder.checkpoints)
