@@ -7,7 +7,6 @@ all. Once one has ended, the others are asked to end after a minute and killed a
 exit code is 0, that of an error, or that of a death, after which --restarts starts all again.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -27,11 +26,10 @@ _PATIENCE_SECONDS = 60.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the workers to their end; returns the exit code."""
     parser = command_line.Parser("towers-launch", __doc__)
-    add = parser.add_argument
-    add("--workers", type=int, required=True, help="how many processes")
-    add("--restarts", type=int, default=0, help="how often to start again after a worker has died")
-    add("script", help="such as train.py, or towers-train")
-    add("arguments", nargs=argparse.REMAINDER, help="the script's own flags")
+    parser.add_argument("--workers", type=int, required=True, help="how many processes")
+    parser.add_argument("--restarts", type=int, default=0, help="how often to start again")
+    parser.add_argument("script", help="such as train.py, or towers-train")
+    parser.add_argument("arguments", nargs="...", help="the script's own flags")
     options = parser.parse_args(argv)
     for flag, low, high in (("workers", 1, 64), ("restarts", 0, 10**6)):
         if not low <= (value := getattr(options, flag)) <= high:
@@ -73,6 +71,8 @@ def _run(program: Sequence[str], count: int, workers: list, signals: list) -> li
             process_group=0,  # the terminal's Ctrl-C comes through the launcher alone
         )  # fmt: skip
         workers.append(worker)
+        for number in signals:  # before this worker was there
+            worker.send_signal(number)
         for stream, to in ((worker.stdout, sys.stdout), (worker.stderr, sys.stderr)):
             arguments = stream, to, b"[%d] " % index, signals
             readers.append(threading.Thread(target=_pass_on, args=arguments, daemon=True))
