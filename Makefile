@@ -36,7 +36,7 @@ test: $(VENV)/installed ## run the tests (four minutes)
 	$(say)
 	$(VENV)/bin/python -m pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder -m "not long and not site"
 
-test-all: $(VENV)/installed ## run the long ones, too (hours)
+test-all: $(VENV)/installed ## run the long ones, too (a quarter of an hour)
 	$(say)
 	$(VENV)/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder -m "not site"
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-_ROWS = 4096
+_BYTES = 2**24  # hashed at a time
 
 
 def sha256(values: Iterable) -> str:
@@ -14,8 +14,9 @@ def sha256(values: Iterable) -> str:
     for array in map(np.asarray, values):
         digest.update(f"{array.dtype}{array.shape}".encode())
         rows = np.atleast_1d(array)
-        for first in range(0, len(rows), _ROWS):  # one that is memory-mapped is not copied whole
-            digest.update(rows[first : first + _ROWS].tobytes())
+        count = max(1, _BYTES * len(rows) // max(1, rows.nbytes))
+        for first in range(0, len(rows), count):  # a large one is not copied whole
+            digest.update(rows[first : first + count].tobytes())
     return digest.hexdigest()
 
 

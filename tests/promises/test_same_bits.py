@@ -137,8 +137,7 @@ class TestARuntimeOfItsOwn:
     def test_a_run_goes_on_with_the_threads_it_began_with(self, run):
         flags = ("--verify_every_steps=1", "--summary_every_steps=0", "--global_batch_size=32")
         done, _ = run("whole", *flags, "--intra_op_threads=3")
-        table = scripts.unwrapped(done.stdout)
-        assert "with --microbatch_size=12 and --intra_op_threads=3" in table
+        assert "with --microbatch_size=12 and --intra_op_threads=3" in done.stdout
         run("parts", *flags, "--intra_op_threads=3", "--max_steps=2")
         done, parts = run("parts", *flags, "--num_towers=2")  # 4 steps, the flag left open
         assert (done.returncode, done.stderr) == (0, "")

@@ -64,24 +64,31 @@ class RunFolder:
         with writing(self.shown):
             self.path.mkdir(parents=True, exist_ok=True)
             self.lock.touch()
-        with open(self.lock, "a") as self._locked:
-            try:
-                fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunFolderError(
-                    f"{self.shown}: another process is training in it; wait for it, stop it, or "
-                    "choose another folder"
-                ) from None
-            except OSError as error:
-                if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-                    raise
-                # Some network file systems have no locks.
-                print(
-                    f"{self.path}: cannot be locked ({error.strerror}); make sure that no other "
-                    "training uses the folder",
-                    flush=True,
-                )
+        self._locked = open(self.lock, "a")  # noqa: SIM115
+        try:
+            self._acquire()
             yield
+        finally:
+            with contextlib.suppress(OSError):  # it would hide why the run ends
+                self._locked.close()
+
+    def _acquire(self) -> None:
+        try:
+            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunFolderError(
+                f"{self.shown}: another process is training in it; wait for it, stop it, or choose "
+                "another folder"
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            # As on some network file systems.
+            print(
+                f"{self.path}: cannot be locked ({error.strerror}); make sure that no other "
+                "training uses the folder",
+                flush=True,
+            )
 
     def check_held(self) -> None:
         """Refuses to continue in a folder that was removed, moved or replaced during the run."""
