@@ -217,6 +217,12 @@ def test_a_run_that_a_callback_has_stopped_is_complete(tmp_path):
         assert done.step == 7
 
 
+@pytest.mark.parametrize("decay", [-0.1, 1.0])
+def test_a_decay_of_averages_out_of_range_is_refused(decay):
+    with pytest.raises(ValueError, match=f"^decay={decay}"):
+        run_callbacks.MovingAverages(compiled(), decay)
+
+
 def test_no_weight_that_is_not_a_number_is_saved(tmp_path):
     def spoil(batch, logs):
         if batch == 2:

@@ -12,7 +12,7 @@ from tensorboard.util import tensor_util
 
 import towers
 from input_pipeline import arrays
-from towers.runs import callbacks, run_folder
+from towers.runs import callbacks, run_folder, summaries
 
 BATCH, MICROBATCH = 8, 2
 LOGGED, SHOWN, EVALUATED = [1, 3, 6], [3, 6], [3, 6]
@@ -199,3 +199,9 @@ def test_the_graph_shows_towers_side_by_side_each_with_its_backward_pass(train_e
         assert any(node.op == "ReluGrad" for node in backward)
         assert {node.device[-5:] for node in backward} == {f"CPU:{index}"}
     assert "average_gradients" in feeds["apply"]
+
+
+def test_an_image_is_stretched_from_its_least_to_its_largest_value():
+    found = summaries.stretched(3 * X[:2] + 5)
+    np.testing.assert_allclose(found.min(axis=(1, 2, 3)), 0, atol=1e-6)
+    np.testing.assert_allclose(found.max(axis=(1, 2, 3)), 1, atol=1e-6)
