@@ -4,6 +4,7 @@ import contextlib
 import json
 import signal
 import sys
+import types
 
 import fit_program
 import forked
@@ -15,8 +16,8 @@ import scripts
 import towers
 from input_pipeline import arrays
 from towers import errors
+from towers.runs import callback_state, checkpoints, run_folder
 from towers.runs import callbacks as run_callbacks
-from towers.runs import checkpoints, run_folder
 
 PROGRAM = fit_program.__file__
 
@@ -215,6 +216,15 @@ def test_a_run_that_a_callback_has_stopped_is_complete(tmp_path):
     for callbacks in ([keras.callbacks.LambdaCallback(on_epoch_end=stop)], []):
         _, done = fit(tmp_path / "run", model := compiled(), epochs=5, callbacks=callbacks)
         assert done.step == 7
+
+
+def test_callbacks_remember_no_clock():
+    """The time since a line before a resume is nothing to the one after it."""
+    log = run_callbacks.Log()
+    log.run = types.SimpleNamespace(state=types.SimpleNamespace(step=0))
+    memory = callback_state.Memory([log])
+    log.on_train_begin()
+    assert "_since" not in str(memory.collect())
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0])

@@ -255,6 +255,16 @@ class TestARun:
         taken(folder / within, model := usual())
         assert_same(values(model), evaluated)
 
+    def test_may_have_a_folder_named_as_a_checkpoint(self, finished, tmp_path):
+        folder = shutil.copytree(finished[0], tmp_path / "step-7")
+        taken(folder, model := usual())
+        assert_same(values(model), finished[1])
+
+    def test_whose_summary_is_damaged_gives_its_newest_checkpoint(self, finished, tmp_path):
+        folder = shutil.copytree(finished[0], tmp_path / "run")
+        (folder / "final_model.json").write_text('{"weights_sha256": ""}')
+        assert warm_start.locate(folder).endswith("checkpoints/step-6")
+
     def test_that_has_no_names_gives_all_or_nothing(self, finished):
         before = values(model := usual(3))
         with pytest.raises(warm_start.WarmStartError, match="have no names"):

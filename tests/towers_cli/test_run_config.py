@@ -34,7 +34,7 @@ def test_the_flags_of_the_rate_make_the_schedule():
     assert rates == pytest.approx([0.0, 0.4, 0.8, 0.4, 0.2])
 
 
-def table(*flags, device="/CPU:0", schedule="constant", last_step=9) -> str:
+def table(*flags, device="/CPU:0", schedule="constant", last_step=9, **of_rate) -> str:
     """That of a run of 1,000 images in batches of 24."""
     chosen = scripts.settings_of("--global_batch_size=24", "--microbatch_size=6", *flags)
     chosen = dataclasses.asdict(resolve.resolved(chosen, 0, 1))
@@ -51,7 +51,7 @@ def table(*flags, device="/CPU:0", schedule="constant", last_step=9) -> str:
         "data_source": "drawn",
     }
     config = {"settings": chosen, "resolved": derived}
-    rate = schedules.LearningRate(schedule, 1.0, 1000, **OF_SCHEDULE[schedule])
+    rate = schedules.LearningRate(schedule, 1.0, 1000, **OF_SCHEDULE[schedule] | of_rate)
     return run_config.start_table(config, rate, 100)
 
 
@@ -70,6 +70,11 @@ def table(*flags, device="/CPU:0", schedule="constant", last_step=9) -> str:
 )
 def test_warns_of_a_rate_that_does_not_fall_as_it_was_to(schedule, last_step, warns):
     assert ("WARNING" in table(schedule=schedule, last_step=last_step)) == warns
+
+
+@pytest.mark.parametrize("last_step", [41, 42])
+def test_warns_of_a_run_that_ends_within_its_warm_up(last_step):
+    assert ("WARNING" in table(warmup_epochs=1.0, last_step=last_step)) == (last_step == 41)
 
 
 @pytest.mark.parametrize(
