@@ -53,10 +53,6 @@ class Images(arrays.Examples):
         """Of labels, the share of each class, float32 [n, classes]; of such shares, these."""
         return tf.one_hot(labels, len(self.class_names)) if labels.dtype.is_integer else labels
 
-    def names(self) -> list[str]:
-        """What a person calls each image."""
-        return list(map(self.name, range(self.num_examples)))
-
     def some(self, count: int) -> np.ndarray:
         """At most `count` images, evenly spread: uint8 `[n, *image_shape]`, or a DataError."""
         return self._rows(arrays.spread_out(self.num_examples, count))[0]

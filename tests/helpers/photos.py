@@ -34,3 +34,8 @@ def folder(root: Path, count: int = 12, splits: tuple[str, ...] = ("",), first: 
                 image = picture(height, width, number + len(split), colour)
                 image.save(place / f"{first + number:03d}.jpg", quality=90)
     return root
+
+
+def names(split) -> list[str]:
+    """What a person calls each image of a split of a data set."""
+    return list(map(split.name, range(split.num_examples)))

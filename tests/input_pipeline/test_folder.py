@@ -27,7 +27,7 @@ def test_classes_are_the_folders_in_their_order(root):
     found = load(root, "all")
     assert found.class_names == ("ant", "bee", "cow")
     expected = [f"{name}/{number:03d}.jpg" for name in found.class_names for number in range(20)]
-    assert found.names() == expected
+    assert photos.names(found) == expected
     assert labels_of(found) == [0] * 20 + [1] * 20 + [2] * 20
     assert found.read(23)[0] == (root / "bee" / "003.jpg").read_bytes()
     # By a run that has other classes, too.
@@ -35,12 +35,12 @@ def test_classes_are_the_folders_in_their_order(root):
 
 
 def test_every_tenth_is_held_out_and_none_is_moved_by_others(root):
-    train, test, both = (load(root, split).names() for split in ("train", "test", "all"))
+    train, test, both = (photos.names(load(root, split)) for split in ("train", "test", "all"))
     assert sorted(train + test) == both and not set(train) & set(test)
     assert 1 <= len(test) <= 15
     photos.folder(root, 20, first=20)
-    assert set(train) <= set(load(root, "train").names())
-    assert set(test) <= set(load(root, "test").names())
+    assert set(train) <= set(photos.names(load(root, "train")))
+    assert set(test) <= set(photos.names(load(root, "test")))
     shares = [folder.is_for_test(f"class/{number}.jpg") for number in range(5000)]
     assert 0.08 < sum(shares) / 5000 < 0.12
 
@@ -80,7 +80,7 @@ def test_a_folder_of_another_program_s_export(root):
     found = load(root, "all")
     assert found.class_names == ("Neuer Ordner", "ant", "cow") and found.num_examples == 61
     names = {"Neuer Ordner/2021 Ferien/a.JPEG", "ant/Bild (1) – Kopie.JPG", f"ant/{odd}"}
-    assert names | {"cow/link.jpg"} <= set(found.names())
+    assert names | {"cow/link.jpg"} <= set(photos.names(found))
     skipped = "(4 files with other endings skipped: .db, .identifier, .ini, none)"
     assert found.source.endswith(skipped)
 
@@ -108,7 +108,7 @@ def test_a_name_is_the_same_on_every_system(tmp_path):
     composed, other = (load(path, "train") for path in roots)
     assert composed.fingerprint == other.fingerprint
     assert composed.class_names == other.class_names == tuple(sorted(composed.class_names))
-    assert composed.names() != other.names()
+    assert photos.names(composed) != photos.names(other)
     os.rename(roots[0] / "fourmi ailée", roots[1] / "fourmi ailée")
     both = load(roots[1], "all")
     assert both.class_names == composed.class_names and both.num_examples == 80

@@ -119,7 +119,7 @@ class TestBroken:
         for line, start in zip(lines, starts, strict=True):
             assert line.startswith(f"skipped: {start}")
         assert split.fingerprint != whole.fingerprint
-        assert split.names() == [n for n in whole.names() if n not in " ".join(lines)]
+        assert photos.names(split) == [n for n in photos.names(whole) if n not in " ".join(lines)]
         how = images.preprocessing("pad_crop_flip", split)
         labels = np.concatenate([labels for _, labels in images.evaluated(split, how, BATCH)])
         assert np.bincount(labels).tolist() == [10, 10, 10]
