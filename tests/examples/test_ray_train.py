@@ -69,7 +69,7 @@ def test_a_lost_node_makes_the_run_smaller(cluster, tmp_path):
         cwd=tmp_path, env=os.environ | variables,
     )  # fmt: skip
     try:
-        read_until(process, r"workers +worker 0 .*, worker 1 ")
+        read_until(process, r"towers +1, 1 on ")
         read_until(process, r"\bstep 60/")
         before = trainings(folder)
         assert sorted(before) == [0, 1]
