@@ -1,5 +1,7 @@
 """Which weights decay, and that towers neither add nor dilute the terms of the loss."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -55,15 +57,13 @@ def test_weight_decay_is_counted_once_for_any_number_of_towers(num_towers, micro
     assert set(result.losses.numpy()) == {0.25 * 9 / 2}
 
 
-def test_it_is_keras_s_l2_beside_what_a_weight_has():
+def test_a_weight_with_a_regularizer_of_its_own_is_refused():
     kernel = toys.classifier().layers[0].kernel
-    keras_s = keras.regularizers.L2(0.125)
+    weight_decay.regularize([kernel], 0.0)
+    assert kernel.regularizer is None
     kernel.regularizer = keras.regularizers.L1(0.5)
-    weight_decay.regularize([kernel], 0.25)
-    expected = keras_s(kernel) + keras.regularizers.L1(0.5)(kernel)
-    np.testing.assert_allclose(kernel.regularizer(kernel), expected, rtol=1e-6)
-    copied = weight_decay.Decay.from_config(weight_decay.Decay(0.25).get_config())
-    np.testing.assert_allclose(copied(kernel), keras_s(kernel), rtol=1e-6)
+    with pytest.raises(ValueError, match=re.escape(f"weight_decay=0.25: {kernel.path}")):
+        weight_decay.regularize([kernel], 0.25)
 
 
 @pytest.mark.pitfall(19, 24)

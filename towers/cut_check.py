@@ -5,9 +5,6 @@ batch or a running total does not. Batch norm is left out: that each microbatch 
 itself is what is wanted.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 import keras
 import tensorflow as tf
 
@@ -17,22 +14,6 @@ from towers import cutting, microbatch, model_state
 _TOLERANCE, _TOLERANCE_OF_16_BITS, _TOLERANCE_OF_DRAWS = 1e-3, 2e-2, 0.2
 _DRAWS = 16  # whose mean is taken; of two microbatches, a sum is off by half
 _ENOUGH_DRAWS = 8  # examples of a microbatch
-
-
-class _Value(NamedTuple):
-    """A value that a pass gives: what it is, and its place in an attribute of the `Forward`."""
-
-    name: str
-    attribute: str
-    place: int
-    before: tf.Tensor | float = 0.0  # its value where a pass leaves it alone
-
-    def read(self, forward: microbatch.Forward) -> tf.Tensor:
-        """The value in a pass, float64; of a loss its sum."""
-        values = getattr(forward, self.attribute)
-        value = values[self.place] if self.place < len(values) else None
-        value = tf.cast(self.before if value is None else value, tf.float64)
-        return tf.reduce_sum(value) if self.attribute == "losses" else value
 
 
 def check(pass_: microbatch.Microbatch, batch: cutting.Structure, size: int) -> None:
@@ -49,10 +30,12 @@ def check(pass_: microbatch.Microbatch, batch: cutting.Structure, size: int) -> 
     model, traced = pass_.model, pass_.traced[-1]
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     parts = cutting.cut(x, min(size, -(-cutting.num_examples(x) // 2)))[:2]
-    values = list(_values(model, traced))
-    if not values or len(parts) < 2:  # one example
+    changed = {id(variable) for variable in _changed(model, traced)}
+    may_depend = _may_depend(model)
+    looked_at = changed - may_depend
+    if not (traced.losses or looked_at) or len(parts) < 2:  # one example
         return
-    if _may_depend(model) & set(map(id, _changed(model, traced))):
+    if may_depend & changed:
         # Random layers and batch norm differ between cuts, and rightly so: look without them.
         pass_ = microbatch.Microbatch(model, training=False, jit_compile=False)
     tolerance, draws = _TOLERANCE, 1
@@ -64,19 +47,22 @@ def check(pass_: microbatch.Microbatch, batch: cutting.Structure, size: int) -> 
             return
         tolerance, draws = _TOLERANCE_OF_DRAWS, _DRAWS
     whole = cutting.join(parts)
-    passes = [[_forward(pass_, one, draw) for draw in range(draws)] for one in (whole, *parts)]
-    for value in values:
-        of_whole, *of_parts = (tf.stack(list(map(value.read, each))) for each in passes)
+    passes = [
+        [_values(model, _forward(pass_, one, draw), looked_at) for draw in range(draws)]
+        for one in (whole, *parts)
+    ]
+    for key in passes[0][0]:
+        of_whole, *of_parts = (tf.stack([values[key] for values in one]) for one in passes)
         # What metrics count is added over microbatches, all else averaged over examples.
-        weights = [1, 1] if value.attribute == "metrics" else [n / sum(sizes) for n in sizes]
+        weights = [1, 1] if key[0] == "metric" else [n / sum(sizes) for n in sizes]
         off = sum(w * part for w, part in zip(weights, of_parts, strict=True)) - of_whole
         by_chance = 4 * tf.math.reduce_std(off, axis=0) / draws**0.5
         largest = tf.reduce_max(tf.abs(tf.reduce_mean(of_whole, axis=0)))
         allowed = tolerance * largest + by_chance + 1e-6
         if not bool(tf.reduce_all(tf.abs(tf.reduce_mean(off, axis=0)) <= allowed)):
             raise ValueError(
-                f"{type(model).__name__}: {value.name} depends on how a batch is cut, as a sum "
-                "over the batch or a running total does: make it a mean over examples"
+                f"{type(model).__name__}: the {' '.join(key)} depends on how a batch is cut, as a "
+                "sum over the batch or a running total does: make it a mean over examples"
             )
 
 
@@ -88,8 +74,9 @@ def _forward(pass_: microbatch.Microbatch, x, draw: int = 0) -> microbatch.Forwa
 
 
 def _changed(model: keras.Model, forward: microbatch.Forward) -> list[keras.Variable]:
-    """The variables that are not trained and that a pass has changed."""
-    both = zip(model.non_trainable_variables, forward.state, strict=True)
+    """The variables of the state and of metrics that a pass has changed."""
+    variables = [*model.non_trainable_variables, *model.metrics_variables]
+    both = zip(variables, [*forward.state, *forward.metrics], strict=True)
     return [variable for variable, value in both if value is not None]
 
 
@@ -101,14 +88,18 @@ def _may_depend(model: keras.Model) -> set[int]:
     return set(map(id, variables))
 
 
-def _values(model: keras.Model, forward: microbatch.Forward) -> Iterator[_Value]:
-    """What has to be looked at; most models have none of it."""
-    may_depend = _may_depend(model)
-    for place in range(len(forward.losses)):
-        yield _Value("a value that a layer gives to add_loss", "losses", place)
-    for place, variable in enumerate(model.non_trainable_variables):
-        if forward.state[place] is not None and id(variable) not in may_depend:
-            yield _Value(f"the weight {variable.path}", "state", place, variable.value)
-    for place, variable in enumerate(model.metrics_variables):
-        if forward.metrics[place] is not None:
-            yield _Value(f"the metric {variable.path}", "metrics", place)
+def _values(
+    model: keras.Model, forward: microbatch.Forward, looked_at: set[int]
+) -> dict[tuple[str, str], tf.Tensor]:
+    """What must not depend on the cut, float64, by its kind and name; of a loss its sum."""
+    values = {
+        ("value given to add_loss,", f"number {number}"): tf.reduce_sum(loss)
+        for number, loss in enumerate(forward.losses)
+    }
+    for variable, value in zip(model.non_trainable_variables, forward.state, strict=True):
+        if id(variable) in looked_at:
+            values["weight", variable.path] = variable.value if value is None else value
+    for variable, value in zip(model.metrics_variables, forward.metrics, strict=True):
+        if id(variable) in looked_at:
+            values["metric", variable.path] = tf.zeros_like(variable) if value is None else value
+    return {key: tf.cast(value, tf.float64) for key, value in values.items()}

@@ -1,9 +1,8 @@
-"""Weight decay as a term of the loss: which weights decay, and a Keras regularizer for each."""
+"""Weight decay as a term of the loss: which weights decay, and Keras's regularizer for each."""
 
 from collections.abc import Callable, Sequence
 
 import keras
-import tensorflow as tf
 
 
 def kernels(model: keras.Model) -> list[keras.Variable]:
@@ -25,41 +24,22 @@ FILTERS: dict[str, Callable[[keras.Model], list[keras.Variable]]] = {
 }
 
 
-@keras.saving.register_keras_serializable(package="towers")
-class Decay(keras.regularizers.Regularizer):
-    """The term `coefficient * sum(w ** 2) / 2` of the loss, whose gradient is `coefficient * w`.
-
-    That is `keras.regularizers.L2(coefficient / 2)` by an operation of its own, which reads a
-    weight once forward and once backward.
-    """
-
-    def __init__(self, coefficient: float, added_to: keras.regularizers.Regularizer | None = None):
-        """
-        Args:
-          coefficient: at least 0.
-          added_to: another regularizer of the weight.
-        """
-        self.coefficient, self._added_to = coefficient, added_to
-
-    def __call__(self, weight):
-        """The term for a weight of any shape, a scalar of its type."""
-        weight = keras.ops.convert_to_tensor(weight)
-        term = tf.cast(self.coefficient, weight.dtype) * tf.nn.l2_loss(weight)
-        return term if self._added_to is None else self._added_to(weight) + term
-
-    def get_config(self) -> dict:
-        """What Keras makes it from."""
-        return {"coefficient": self.coefficient, "added_to": self._added_to}
-
-
 def regularize(decayed: Sequence[keras.Variable], coefficient: float) -> None:
-    """Gives weights a `Decay`, beside what they have.
+    """Adds `coefficient * sum(w ** 2) / 2` of each weight to the loss.
 
+    The gradient of this term is `coefficient * w`.
     `model.losses` then holds the terms, as the collection `losses` did in TensorFlow's tutorial.
 
     Args:
       decayed: weights of a model that is not compiled yet.
       coefficient: at least 0; with 0 nothing changes.
+
+    Raises:
+      ValueError: a weight has a regularizer already.
     """
     for weight in decayed if coefficient else ():
-        weight.regularizer = Decay(coefficient, added_to=weight.regularizer)
+        if weight.regularizer is not None:
+            raise ValueError(
+                f"weight_decay={coefficient}: {weight.path} has a regularizer of its own; must be 0"
+            )
+        weight.regularizer = keras.regularizers.L2(coefficient / 2)
