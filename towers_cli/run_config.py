@@ -98,15 +98,12 @@ def start_table(
                 f"{derived['examples_per_epoch']:,} train, "
                 f"{num_evaluated_examples:,} {chosen['eval_split']}, "
                 f"{len(derived['class_names'])} classes",
-        "model": f"{chosen['model']}, {chosen['compute_dtype']}, "
-                 f"images {' x '.join(map(str, derived['image_shape']))}",
         "towers": f"{', '.join(map(str, towers))} on {', '.join(derived['tower_devices'])}",
         "batch": f"{chosen['global_batch_size']} global, {count} microbatches of at most "
                  f"{chosen['microbatch_size']}, {shares.described(count, sum(towers))}"
                  f"{'; the other towers rest' if sum(towers) > count else ''}",
         "same bits": _describe_same_bits(chosen, derived),
         "steps": f"{derived['last_step']:,}, {derived['steps_per_epoch']:.1f} per epoch",
-        "optimizer": f"{chosen['optimizer']}, weight decay {chosen['weight_decay']:g}",
         "learning rate": _describe_rate(chosen, derived, learning_rate),
     }  # fmt: skip
     lines = [f"  {name:<13}  {value}" for name, value in rows.items()]
@@ -125,14 +122,12 @@ def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
 def _describe_rate(chosen: Mapping, derived: Mapping, rate: schedules.LearningRate) -> str:
     end = derived["last_step"] * chosen["global_batch_size"]
     epoch, begins = end / derived["examples_per_epoch"], end - chosen["global_batch_size"]
+    is_early, last = epoch <= rate.warmup_epochs, rate(begins)  # of the last step
     if rate.schedule in settings.ENDING_SCHEDULES:
         last = rate(end)
-        is_early = last > 0
-    else:
-        last = rate(begins)  # of the last step
-        decay = dataclasses.replace(rate, warmup_epochs=0.0)
-        is_early = decay(begins) == rate.initial and rate.schedule != "constant"
-    is_early |= epoch <= rate.warmup_epochs
+        is_early |= last > 0
+    elif rate.schedule != "constant":
+        is_early |= dataclasses.replace(rate, warmup_epochs=0.0)(begins) == rate.initial
     warm_up = f", after {rate.warmup_epochs:g} epochs of warm-up" if rate.warmup_epochs else ""
     warning = "; WARNING: the run ends before it has decayed" if is_early else ""
     return f"{rate.schedule}, {rate.initial:g} to {last:g} at epoch {epoch:.4g}{warm_up}{warning}"

@@ -62,7 +62,7 @@ RECIPES = {
 }
 
 
-class SettingsError(ValueError):
+class SettingsError(Exception):
     """A setting is out of range or contradicts another; the message names the flag."""
 
     exit_code = 2
@@ -73,8 +73,6 @@ def as_flags(prefix: str = "") -> Iterator[None]:
     """Makes a SettingsError, with `prefix`, of a ValueError that names an argument."""
     try:
         yield
-    except SettingsError:  # which names the flag
-        raise
     except ValueError as error:
         raise SettingsError(f"{prefix}{error}") from error
 
@@ -367,6 +365,11 @@ class TrainSettings(Settings):
         ):  # fmt: skip
             if is_wrong:
                 raise SettingsError(f"--{name}={shown(getattr(self, name))}: {problem}")
+
+    @property
+    def has_soft_labels(self) -> bool:
+        """Whether a label is the share of each class, and not the number of one."""
+        return bool(self.label_smoothing or self.mixup_alpha or self.cutmix_alpha)
 
 
 @dataclasses.dataclass(frozen=True)
