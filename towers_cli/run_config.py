@@ -60,8 +60,7 @@ def read(folder: run_folder.RunFolder) -> dict | None:
 
 def check_alike(workers: worker.Workers, chosen: settings.TrainSettings) -> None:
     """Checks that all workers were given the same settings."""
-    shared = dataclasses.asdict(chosen)
-    shared = {name: value for name, value in shared.items() if name not in _PER_WORKER}
+    shared = {k: v for k, v in dataclasses.asdict(chosen).items() if k not in _PER_WORKER}
     worker.check_same(workers, "their settings", shared, settings.label)
 
 
