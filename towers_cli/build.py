@@ -60,15 +60,13 @@ def load_data(
     chosen: settings.TrainSettings, workers: worker.Workers
 ) -> tuple[datasets.Images, datasets.Images]:
     """The splits that a run is trained on and evaluated on, the same on all workers."""
-
-    def load() -> list[datasets.Images]:
-        # First the split whose name may be wrong: decoding the other may take minutes.
-        return [load_split(chosen, name) for name in (chosen.eval_split, settings.TRAINING_SPLIT)]
-
+    # First the split whose name may be wrong: decoding the other may take minutes.
+    names = (chosen.eval_split, settings.TRAINING_SPLIT)
     # First the chief: what it downloads and decodes is there for others that share its files.
-    loaded = load() if workers.is_chief else None
-    workers.from_chief("the images", lambda: None)
-    evaluated, training = loaded or load()
+    for is_turn in (workers.is_chief, not workers.is_chief):
+        if is_turn:
+            evaluated, training = (load_split(chosen, name) for name in names)
+        workers.from_chief("that images are there", lambda: None)
     hashes = {"training": training.fingerprint[:12], "evaluation": evaluated.fingerprint[:12]}
     worker.check_same(workers, "their images", hashes, "sha256 of the {} images ".format)
     if chosen.global_batch_size > training.num_examples:
@@ -137,8 +135,12 @@ def build_model(
     training: datasets.Images,
     prepared: preprocess.Preprocessing,
     parameter_device: str,
+    one_hot: bool,
 ) -> keras.Model:
-    """The network at its initial weights, compiled as the settings say."""
+    """The network at its initial weights, compiled as the settings say.
+
+    `one_hot`: whether a label is the share of each class, and not the number of one.
+    """
     network, num_classes = own_model.network(chosen.model), len(training.class_names)
     model = build_network(chosen, prepared.output_shape, num_classes, parameter_device)
     if network.adapt is not None:
@@ -158,21 +160,21 @@ def build_model(
         parameter_device=parameter_device,
     )
     loss: keras.losses.Loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    if chosen.has_soft_labels:
+    if one_hot:
         smoothing = chosen.label_smoothing
         loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing)
     with tf.device(parameter_device):
-        figures = make_metrics(num_classes, chosen.has_soft_labels)
+        figures = make_metrics(num_classes, one_hot)
         model.compile(optimizer, loss, metrics=figures, jit_compile=chosen.jit_compile)
     return model
 
 
 def make_metrics(
-    num_classes: int, has_soft_labels: bool = False, dtype: str | None = None
+    num_classes: int, one_hot: bool = False, dtype: str | None = None
 ) -> list[keras.metrics.Metric]:
     """Accuracy, top-5 accuracy, and cross entropy in nats, of logits; kept in `dtype`."""
     accuracy, mean = keras.metrics.SparseCategoricalAccuracy, keras.metrics.MeanMetricWrapper
-    if has_soft_labels:
+    if one_hot:
         accuracy = keras.metrics.CategoricalAccuracy
     top = min(TOP, num_classes)
     return [

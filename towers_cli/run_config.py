@@ -15,9 +15,6 @@ _PER_WORKER = ("train_dir", "data_dir", "num_towers", "worker_wait_seconds")
 
 def make(
     chosen: settings.TrainSettings,
-    tower_devices: Sequence[str],
-    towers_of_workers: Sequence[int],
-    workers: worker.Workers,
     last_step: int,
     image_shape: tuple[int, ...],
     training: datasets.Images,
@@ -25,11 +22,6 @@ def make(
 ) -> dict:
     """What `towers.Run` takes for a command's `config.json`."""
     resolved = {
-        "tower_devices": list(tower_devices),
-        "towers_of_workers": list(towers_of_workers),
-        "workers": [workers.name(index) for index in range(workers.count)],
-        "num_microbatches": -(-chosen.global_batch_size // chosen.microbatch_size),
-        "steps_per_epoch": training.num_examples / chosen.global_batch_size,
         "last_step": last_step,
         "examples_per_epoch": training.num_examples,
         "class_names": list(training.class_names),
@@ -87,35 +79,34 @@ def check_beginning(config: Mapping, folder: run_folder.RunFolder) -> None:
 
 
 def start_table(
-    config: Mapping, learning_rate: schedules.LearningRate, num_evaluated_examples: int
+    config: Mapping,
+    tower_devices: Sequence[str],
+    towers_of_workers: Sequence[int],
+    learning_rate: schedules.LearningRate,
+    num_evaluated_examples: int,
 ) -> str:
     """What a run is, in a few lines; warns where the rate does not decay as it was to."""
     chosen, derived = config["settings"], config["resolved"]
-    towers, count = derived["towers_of_workers"], derived["num_microbatches"]
+    batch_size, examples = chosen["global_batch_size"], derived["examples_per_epoch"]
+    size, threads = chosen["microbatch_size"], chosen["intra_op_threads"]
+    towers, count = sum(towers_of_workers), -(-batch_size // size)
+    is_promised = machine.are_cpus(tower_devices) or chosen["deterministic"]
     rows = {
-        "data": f"{derived['data_source']}: "
-                f"{derived['examples_per_epoch']:,} train, "
+        "data": f"{derived['data_source']}: {examples:,} train, "
                 f"{num_evaluated_examples:,} {chosen['eval_split']}, "
                 f"{len(derived['class_names'])} classes",
-        "towers": f"{', '.join(map(str, towers))} on {', '.join(derived['tower_devices'])}",
-        "batch": f"{chosen['global_batch_size']} global, {count} microbatches of at most "
-                 f"{chosen['microbatch_size']}, {shares.described(count, sum(towers))}"
-                 f"{'; the other towers rest' if sum(towers) > count else ''}",
-        "same bits": _describe_same_bits(chosen, derived),
-        "steps": f"{derived['last_step']:,}, {derived['steps_per_epoch']:.1f} per epoch",
+        "towers": f"{', '.join(map(str, towers_of_workers))} on {', '.join(tower_devices)}",
+        "batch": f"{batch_size} global, {count} microbatches of at most {size}, "
+                 f"{shares.described(count, towers)}"
+                 f"{'; the other towers rest' if towers > count else ''}",
+        "same bits": f"on any number of towers and workers, with --microbatch_size={size} and "
+                     f"--intra_op_threads={threads}" if is_promised else
+                     "not promised on GPUs without --deterministic",
+        "steps": f"{derived['last_step']:,}, {examples / batch_size:.1f} per epoch",
         "learning rate": _describe_rate(chosen, derived, learning_rate),
     }  # fmt: skip
     lines = [f"  {name:<13}  {value}" for name, value in rows.items()]
     return "\n".join(map(command_line.printable, lines))
-
-
-def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
-    if not (machine.are_cpus(derived["tower_devices"]) or chosen["deterministic"]):
-        return "not promised on GPUs without --deterministic"
-    return (
-        f"on any number of towers and workers, with --microbatch_size={chosen['microbatch_size']} "
-        f"and --intra_op_threads={chosen['intra_op_threads']}"
-    )
 
 
 def _describe_rate(chosen: Mapping, derived: Mapping, rate: schedules.LearningRate) -> str:

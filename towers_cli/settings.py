@@ -1,10 +1,8 @@
 """The settings of a training and of an evaluation, each defined once.
 
 Flags, --help, the checked record, `config.json`, what two runs are compared by, and the table in
-docs/settings.md are made of the definitions.
-
-A setting that is wrong by itself or beside another raises a `SettingsError` that names the flag,
-the value and what is allowed, before anything is built. This file imports nothing of TensorFlow's.
+docs/settings.md are made of the definitions. What is wrong by itself or beside another setting
+raises a `SettingsError`, before anything is built. This file imports nothing of TensorFlow's.
 """
 
 import contextlib
@@ -352,11 +350,6 @@ class TrainSettings(Settings):
         ):  # fmt: skip
             if is_wrong:
                 raise SettingsError(f"--{name}={shown(getattr(self, name))}: {problem}")
-
-    @property
-    def has_soft_labels(self) -> bool:
-        """Whether a label is the share of each class, and not the number of one."""
-        return bool(self.label_smoothing or self.mixup_alpha or self.cutmix_alpha)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,22 +53,21 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
 
     # The data, and the model at its initial weights.
     run_config.check_alike(workers, chosen)
-    towers_of_workers = workers.exchange("their numbers of towers", len(tower_devices))
     training, evaluated = build.load_data(chosen, workers)
     preprocessing = build.preprocessing(chosen, training)
     parameter_device = tower_devices[0] if chosen.parameter_device == "gpu" else towers.devices.HOST
-    model = build.build_model(chosen, training, preprocessing, parameter_device)
+    one_hot = bool(chosen.label_smoothing or chosen.mixup_alpha or chosen.cutmix_alpha)
+    model = build.build_model(chosen, training, preprocessing, parameter_device, one_hot)
 
     # What the run is to do, checked against what is in the folder, and shown.
     learning_rate = resolve.learning_rate(chosen, training.num_examples)
     last_step = resolve.last_step(chosen, training.num_examples)
-    config = run_config.make(
-        chosen, tower_devices, towers_of_workers, workers, last_step, preprocessing.output_shape,
-        training, evaluated,
-    )  # fmt: skip
+    config = run_config.make(chosen, last_step, preprocessing.output_shape, training, evaluated)
     workers.from_chief("what it begins with", lambda: run_config.check_beginning(config, folder))
+    towers_of_workers = workers.exchange("their numbers of towers", len(tower_devices))
     if workers.is_chief:
-        print(run_config.start_table(config, learning_rate, evaluated.num_examples), flush=True)
+        where, count = (tower_devices, towers_of_workers), evaluated.num_examples
+        print(run_config.start_table(config, *where, learning_rate, count), flush=True)
     if chosen.dry_run:
         return 0
     finished = workers.from_chief("whether the run has finished", folder.read_final_summary)
@@ -77,7 +76,7 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
         return 0
 
     # The run: Keras's fit on towers, from its beginning or from where it stands.
-    one_hot, batch_size = chosen.has_soft_labels, chosen.global_batch_size
+    batch_size = chosen.global_batch_size
     # What names no device is on the CPU: TensorFlow would put it on the first GPU.
     explained = own_model.errors_explained(chosen.model, "training it")
     with explained, tf.device(towers.devices.HOST):
