@@ -26,13 +26,9 @@ def start_runtime(chosen: settings.TrainSettings) -> tuple[str, ...]:
     keras.config.set_floatx("float32")
     keras.config.set_image_data_format("channels_last")
     keras.config.set_epsilon(1e-7)
-    try:
+    # Where a module of --model has made a tensor as it was imported, TensorFlow has started.
+    with own_model.errors_explained(chosen.model, "starting TensorFlow after it"):
         devices.use_intra_op_threads(chosen.intra_op_threads)
-    except RuntimeError as error:
-        raise settings.SettingsError(
-            f"--intra_op_threads={chosen.intra_op_threads}: TensorFlow has started with another "
-            "number; a module of --model must make no tensor when it is imported"
-        ) from error
     if chosen.deterministic:
         devices.run_deterministically()
     with settings.as_flags("--"):

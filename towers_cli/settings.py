@@ -100,10 +100,6 @@ RUN_PATH = Range(
     lambda value: value and "://" not in value and not _PATTERN.search(value),
     "a local path without the characters * ? [ ] and \\, which TensorFlow reads as patterns",
 )
-SPLIT = Range(
-    re.compile(r"\w[\w.-]{0,99}", re.ASCII).fullmatch,
-    "the name of one whole split, such as validation; not a part or a sum, as train[:10%]",
-)
 NETWORKS = ("cifarnet", "resnet", "resnet50", "fastnet")
 MODEL = Range(
     re.compile(rf"{'|'.join(NETWORKS)}|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*|[A-Z]\w*").fullmatch,
@@ -178,9 +174,7 @@ class TrainSettings(Settings):
         False, "Print what the run would be, and exit. Nothing is written or downloaded."
     )
 
-    eval_split: str = option(
-        "test", "Split to evaluate: any split of the data set except train.", SPLIT, topic="Data"
-    )
+    eval_split: str = option("test", "Split to evaluate, as a whole, by its name.", topic="Data")
     seed: int = setting(
         0, "Seed of the initial weights, the order of the examples and the augmentation.",
         Range(lambda value: 0 <= value < 2**31, "at least 0 and below 2147483648")
@@ -333,9 +327,6 @@ class TrainSettings(Settings):
         has_end = schedule in ENDING_SCHEDULES
         has_nesterov = self.optimizer in WITH_NESTEROV and self.momentum
         for name, is_wrong, problem in (
-            ("eval_split", self.eval_split == TRAINING_SPLIT,
-             "must be another split than the run is trained on, such as test or validation; "
-             f"eval.py takes --split={TRAINING_SPLIT}"),
             ("global_batch_size", is_mixed and self.global_batch_size % 2,
              "must be even for --mixup_alpha and --cutmix_alpha"),
             ("decay_epochs", (schedule == "piecewise") != bool(decays) or not is_rising,
@@ -362,7 +353,7 @@ class EvalSettings(Settings):
         None, "Checkpoint to evaluate and exit, by path or step; default: the newest.", RUN_PATH
     )
     split: str | None = option(
-        None, "Split to evaluate, such as train, or all of a folder; default: the run's.", SPLIT
+        None, "Split to evaluate, such as train, or all of a folder; default: the run's."
     )
     num_towers: int | None = option(
         None, "Number of towers; default: one per visible GPU, or 1 without a GPU.", PARTS
@@ -423,8 +414,7 @@ def label(name: str) -> str:
 
 def by_topic(record: type[Settings]) -> dict[str, list[dataclasses.Field]]:
     """The definitions under each topic, in their order."""
-    topics: dict[str, list[dataclasses.Field]] = {}
-    topic = ""
+    topics, topic = dict[str, list[dataclasses.Field]](), ""
     for field in dataclasses.fields(record):
         topic = field.metadata["topic"] or topic
         topics.setdefault(topic, []).append(field)

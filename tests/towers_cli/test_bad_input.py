@@ -50,9 +50,6 @@ CONTRADICTORY = {  # and the flag that is named first
     "--optimizer=adam --momentum=0.9": "momentum",
     "--nesterov": "nesterov",
     "--optimizer=rmsprop --momentum=0.9 --nesterov": "nesterov",
-    "--eval_split=train": "eval_split",
-    "--eval_split=test[:10%]": "eval_split",
-    "--eval_split=test+train": "eval_split",
     "--mixup_alpha=0.2 --global_batch_size=3": "global_batch_size",
     "--init_from=runs/lr?": "init_from",
     "--train_dir=runs/[a]": "train_dir",
@@ -186,6 +183,12 @@ def test_a_run_that_is_to_be_followed_is_waited_for_and_that_is_said_once(tmp_pa
 def test_names_of_no_data_set(tmp_path, nothing_is_left, name):
     done = scripts.train(nothing_is_left, f"--dataset={name}", f"--data_dir={tmp_path}")
     check(done, 1, f"train.py: error: dataset={name[:100]}")
+
+
+@pytest.mark.parametrize("split", ["", "validation", "test[:10%]", "test+train", "../test"])
+def test_names_of_no_split(nothing_is_left, split):
+    done = scripts.train(nothing_is_left, f"--eval_split={split}")
+    check(done, 1, f"train.py: error: dataset=shapes has no split {split!r}")
 
 
 @pytest.fixture
