@@ -62,8 +62,8 @@ def parse(record: type[settings.Settings], about: str | None, argv: Sequence[str
     """
     values, topics = flags.FlagValues(), settings.by_topic(record)
     kinds = typing.get_type_hints(record)
-    for topic, of_topic in topics.items():
-        for field in of_topic:
+    for topic, fields in topics.items():
+        for field in fields:
             kind = typing.get_args(kinds[field.name] | None)[0]  # without None
             default = None if field.default == () else field.default  # help would show '()'
             options: dict = {"module_name": topic, "boolean": kind is bool}

@@ -17,7 +17,7 @@ from towers_cli import command_line
 _NAME = "towers-compare"
 
 # Fields of metrics.jsonl that are not about what was computed.
-OF_CLOCK = ("examples_per_second", "step_seconds")
+TIMINGS = ("examples_per_second", "step_seconds")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,6 +96,6 @@ def _difference(a: Mapping, b: Mapping) -> str:
     different = []
     for name in {**a, **b}:
         here, there = a.get(name), b.get(name)
-        if json.dumps(here) != json.dumps(there) and name not in OF_CLOCK:  # as text, NaN is NaN
+        if json.dumps(here) != json.dumps(there) and name not in TIMINGS:  # as text, NaN is NaN
             different.append(name if isinstance(here, str) else f"{name} {here} and {there}")
     return ", ".join(different)

@@ -66,11 +66,10 @@ def check_beginning(config: Mapping, folder: run_folder.RunFolder) -> None:
         return
     now = dict(config["definition"])
     began = {name: earlier["defining"].get(name) for name in now}
-    splits = [one["settings"]["eval_split"] for one in (earlier, config)]
-    if splits[0] == splits[1]:  # another one may be evaluated from now on
-        name = f"sha256 of the {splits[0]} images"
-        began[name] = earlier["resolved"]["eval_sha256"][:12]
-        now[name] = config["resolved"]["eval_sha256"][:12]
+    split = config["settings"]["eval_split"]
+    if split == earlier["settings"]["eval_split"]:  # another may be evaluated from now on
+        name = f"sha256 of the {split} images"
+        began[name], now[name] = (one["resolved"]["eval_sha256"][:12] for one in (earlier, config))
     if different := errors.differences(began, now, label=settings.label):
         raise run_folder.RunFolderError(
             f"{folder.shown} holds a run with other settings: {'; '.join(different)}. "

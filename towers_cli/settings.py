@@ -76,11 +76,10 @@ def as_flags(prefix: str = "") -> Iterator[None]:
 
 
 class Range(NamedTuple):
-    """Which values are allowed, how a message says it, and which there are if only so many."""
+    """Which values are allowed, and how a message says it."""
 
     holds: Callable[[Any], object]
     allowed: str
-    choices: tuple[str, ...] = ()
 
 
 def least_most(least: float, most: float = math.inf) -> Range:
@@ -91,7 +90,7 @@ def least_most(least: float, most: float = math.inf) -> Range:
 
 def one_of(*choices: str) -> Range:
     """One of these texts."""
-    return Range(lambda value: value in choices, f"one of {', '.join(choices)}", choices)
+    return Range(lambda value: value in choices, f"one of {', '.join(choices)}")
 
 
 # TensorFlow and TensorBoard read these characters as patterns.
@@ -105,7 +104,6 @@ MODEL = Range(
     re.compile(rf"{'|'.join(NETWORKS)}|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*|[A-Z]\w*").fullmatch,
     f"one of {', '.join(NETWORKS)}, or package.module:function, or a network of keras.applications "
     "such as MobileNetV3Small",
-    NETWORKS,
 )
 AT_LEAST_1, AT_LEAST_0 = least_most(1), least_most(0)
 ABOVE_0 = Range(lambda value: value > 0, "above 0")
@@ -373,10 +371,9 @@ class EvalSettings(Settings):
 
 
 def described(field: dataclasses.Field) -> str:
-    """A setting's help, with its choices."""
+    """A setting's help, with what is allowed."""
     allowed = field.metadata["allowed"]
-    choices = f" Must be {allowed.allowed}." if allowed and allowed.choices else ""
-    return field.metadata["help"] + choices
+    return field.metadata["help"] + (f" Must be {allowed.allowed}." if allowed else "")
 
 
 def check(field: dataclasses.Field, value: Any) -> None:
