@@ -26,13 +26,9 @@ def start_runtime(chosen: settings.TrainSettings) -> tuple[str, ...]:
     keras.config.set_floatx("float32")
     keras.config.set_image_data_format("channels_last")
     keras.config.set_epsilon(1e-7)
-    try:
+    # Where a module of --model has made a tensor as it was imported, TensorFlow has started.
+    with own_model.errors_explained(chosen.model, "starting TensorFlow after it"):
         devices.use_intra_op_threads(chosen.intra_op_threads)
-    except RuntimeError as error:
-        raise settings.SettingsError(
-            f"--intra_op_threads={chosen.intra_op_threads}: TensorFlow has started with another "
-            "number; a module of --model must make no tensor when it is imported"
-        ) from error
     if chosen.deterministic:
         devices.run_deterministically()
     with settings.as_flags("--"):
@@ -41,46 +37,32 @@ def start_runtime(chosen: settings.TrainSettings) -> tuple[str, ...]:
         return devices.choose(chosen.num_towers)
 
 
-def parameter_device(
-    chosen: settings.TrainSettings, tower_devices: Sequence[str], workers: worker.Workers
-) -> str:
-    """Where the weights and the optimizer's state are."""
-    if chosen.parameter_device == "cpu":
-        return devices.HOST
-    if machine.are_cpus(tower_devices):
-        raise settings.SettingsError(
-            "--parameter_device=gpu: this machine has no visible GPU; use cpu"
-        )
-    if workers.count > 1:
-        raise settings.SettingsError(
-            "--parameter_device=gpu: several workers exchange their gradients on the CPU; use cpu"
-        )
-    return tower_devices[0]
+def load_split(
+    chosen: settings.TrainSettings, split: str, class_names: Sequence[str] | None = None
+) -> datasets.Images:
+    """A split of a run's data set; `class_names` are those of a folder, in the run's order."""
+    return datasets.load(
+        chosen.dataset,
+        chosen.data_dir,
+        split,
+        image_size=chosen.image_size,
+        class_names=class_names,
+        skip_broken=chosen.skip_broken,
+        read_only=chosen.dry_run,
+    )
 
 
 def load_data(
     chosen: settings.TrainSettings, workers: worker.Workers
 ) -> tuple[datasets.Images, datasets.Images]:
     """The splits that a run is trained on and evaluated on, the same on all workers."""
-
-    def load() -> list[datasets.Images]:
-        # First the split whose name may be wrong: decoding the other may take minutes.
-        return [
-            datasets.load(
-                chosen.dataset,
-                chosen.data_dir,
-                split,
-                image_size=chosen.image_size,
-                skip_broken=chosen.skip_broken,
-                read_only=chosen.dry_run,
-            )
-            for split in (chosen.eval_split, settings.TRAINING_SPLIT)
-        ]
-
+    # First the split whose name may be wrong: decoding the other may take minutes.
+    names = (chosen.eval_split, settings.TRAINING_SPLIT)
     # First the chief: what it downloads and decodes is there for others that share its files.
-    loaded = load() if workers.is_chief else None
-    workers.from_chief("the images", lambda: None)
-    evaluated, training = loaded or load()
+    for is_turn in (workers.is_chief, not workers.is_chief):
+        if is_turn:
+            evaluated, training = (load_split(chosen, name) for name in names)
+        workers.from_chief("that images are there", lambda: None)
     hashes = {"training": training.fingerprint[:12], "evaluation": evaluated.fingerprint[:12]}
     worker.check_same(workers, "their images", hashes, "sha256 of the {} images ".format)
     if chosen.global_batch_size > training.num_examples:
@@ -104,11 +86,6 @@ def preprocessing(
             mixup_alpha=chosen.mixup_alpha,
             cutmix_alpha=chosen.cutmix_alpha,
         )
-
-
-def takes_shares(chosen: settings.TrainSettings) -> bool:
-    """Whether the loss takes the share of each class in place of a label."""
-    return bool(chosen.label_smoothing or chosen.mixup_alpha or chosen.cutmix_alpha)
 
 
 def export(
@@ -149,15 +126,19 @@ def build_network(
     return model
 
 
-def compile_model(
+def build_model(
     chosen: settings.TrainSettings,
-    model: keras.Model,
     training: datasets.Images,
     prepared: preprocess.Preprocessing,
     parameter_device: str,
-) -> None:
-    """Compiles the network with what the settings say."""
-    network = own_model.network(chosen.model)
+    one_hot: bool,
+) -> keras.Model:
+    """The network at its initial weights, compiled as the settings say.
+
+    `one_hot`: whether a label is the share of each class, and not the number of one.
+    """
+    network, num_classes = own_model.network(chosen.model), len(training.class_names)
+    model = build_network(chosen, prepared.output_shape, num_classes, parameter_device)
     if network.adapt is not None:
         size = math.prod(training.image_shape) * np.dtype(np.float32).itemsize
         count = min(IMAGES_TO_ADAPT_TO, max(BYTES_TO_ADAPT_TO // size, 1))
@@ -174,28 +155,32 @@ def compile_model(
         loss_scaling=chosen.compute_dtype == "float16",
         parameter_device=parameter_device,
     )
-    num_classes = len(training.class_names)
-    if takes_shares(chosen):
+    loss: keras.losses.Loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if one_hot:
         smoothing = chosen.label_smoothing
         loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing)
-        accuracy = keras.metrics.CategoricalAccuracy
-    else:
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        accuracy = keras.metrics.SparseCategoricalAccuracy
     with tf.device(parameter_device):
-        in_top = keras.metrics.MeanMetricWrapper(
-            metrics.in_top, f"top{TOP}_accuracy", k=min(TOP, num_classes)
-        )
-        cross_entropy = keras.metrics.MeanMetricWrapper(metrics.cross_entropy, "cross_entropy")
-        model.compile(
-            optimizer,
-            loss,
-            metrics=[accuracy("accuracy"), in_top, cross_entropy],
-            jit_compile=chosen.jit_compile,
-        )
+        figures = make_metrics(num_classes, one_hot)
+        model.compile(optimizer, loss, metrics=figures, jit_compile=chosen.jit_compile)
+    return model
 
 
-def callbacks_of(
+def make_metrics(
+    num_classes: int, one_hot: bool = False, dtype: str | None = None
+) -> list[keras.metrics.Metric]:
+    """Accuracy, top-5 accuracy, and cross entropy in nats, of logits; kept in `dtype`."""
+    accuracy, mean = keras.metrics.SparseCategoricalAccuracy, keras.metrics.MeanMetricWrapper
+    if one_hot:
+        accuracy = keras.metrics.CategoricalAccuracy
+    top = min(TOP, num_classes)
+    return [
+        accuracy("accuracy", dtype),
+        mean(metrics.in_top, f"top{TOP}_accuracy", dtype, k=top),
+        mean(metrics.cross_entropy, "cross_entropy", dtype),
+    ]
+
+
+def make_callbacks(
     chosen: settings.TrainSettings,
     model: keras.Model,
     learning_rate: schedules.LearningRate,

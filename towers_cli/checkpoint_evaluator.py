@@ -1,41 +1,45 @@
 """Evaluating the checkpoints of a run: what `eval.py` does once its flags are parsed."""
 
 import dataclasses
-import functools
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import towers
 from input_pipeline import datasets, images
-from towers import errors, metrics
+from towers import errors
 from towers.runs import checkpoints, definition, run_errors, run_folder, summaries
 from towers_cli import build, command_line, run_config, settings
 
 
-def predict(
-    model: keras.Model, batches: Iterable, test_time_flip: bool = False
-) -> dict[str, np.ndarray]:
-    """What the model says of each example, in the order of batches of (images, labels).
+def evaluate(
+    model: keras.Model, batches: Iterable, num_classes: int, test_time_flip: bool = False
+) -> tuple[dict[str, float], np.ndarray]:
+    """Evaluates a model of logits on batches of (images, labels).
 
-    `loss` is the cross entropy in nats, `in_top` whether the label has one of the five largest
-    logits. `test_time_flip` takes the mean of the logits of each image and of its mirror image.
+    `test_time_flip` takes the mean of the logits of each image and of its mirror image.
+
+    Returns:
+      The count of the examples and `build.make_metrics` by name; and the accuracy of each class,
+      float64 [num_classes], NaN for a class without an example.
     """
-    parts = []
+    metrics = build.make_metrics(num_classes, dtype="float64")
+    confusion = np.zeros([num_classes, num_classes], np.int64)
     for pixels, labels in batches:
         logits = model.predict_on_batch(pixels).astype(np.float64)
         if test_time_flip:
-            mirrored = model.predict_on_batch(pixels[:, :, ::-1]).astype(np.float64)
-            logits = (logits + mirrored) / 2
-        in_top = metrics.in_top(labels, logits, k=min(build.TOP, logits.shape[1]))
-        # In float64, to which `metrics.cross_entropy` would not keep.
-        loss = keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
-        parts.append((loss, labels, logits.argmax(axis=1), in_top))
-    columns = map(np.concatenate, zip(*parts, strict=True))
-    return dict(zip(("loss", "label", "predicted", "in_top"), columns, strict=True))
+            logits = (logits + model.predict_on_batch(pixels[:, :, ::-1]).astype(np.float64)) / 2
+        for metric in metrics:
+            metric.update_state(labels, logits)
+        confusion += tf.math.confusion_matrix(labels, logits.argmax(axis=1), num_classes).numpy()
+    figures = {metric.name: float(metric.result()) for metric in metrics}
+    with np.errstate(invalid="ignore"):
+        accuracies = confusion.diagonal() / confusion.sum(axis=1)
+    return {"count": int(confusion.sum())} | figures, accuracies
 
 
 class CheckpointEvaluator:
@@ -52,23 +56,20 @@ class CheckpointEvaluator:
         self._config: dict = {}
         self._config = self._read_config()
         run = settings.TrainSettings(**self._config["settings"])
-        # The same arithmetic as in training, to the last bit.
-        tower_devices = build.start_runtime(dataclasses.replace(run, num_towers=chosen.num_towers))
-
-        derived = self._config["resolved"]
-        split = chosen.split or run.eval_split
-        loaded = datasets.load(
-            run.dataset,
-            chosen.data_dir or run.data_dir,
-            split,
-            image_size=run.image_size,
-            class_names=derived["class_names"],
-            skip_broken=run.skip_broken,
+        run = dataclasses.replace(
+            run,
+            num_towers=chosen.num_towers,
+            data_dir=chosen.data_dir or run.data_dir,
+            global_batch_size=chosen.global_batch_size or run.global_batch_size,
         )
-        preprocessing = images.preprocessing(run.preprocessing, loaded)
+        # The same arithmetic as in training, to the last bit.
+        tower_devices = build.start_runtime(run)
+
+        split, names = chosen.split or run.eval_split, self._config["resolved"]["class_names"]
+        loaded = build.load_split(run, split, names)
+        preprocessing = build.preprocessing(run, loaded)
         self._check_data(split, loaded, preprocessing.output_shape)
-        batch_size = chosen.global_batch_size or run.global_batch_size
-        self._batches = images.evaluated(loaded, preprocessing, batch_size)
+        self._batches = images.evaluated(loaded, preprocessing, run.global_batch_size)
         # What tells one evaluation of a checkpoint from another, as in `eval.jsonl`.
         self._way = {
             "split": split,
@@ -76,7 +77,7 @@ class CheckpointEvaluator:
             "test_time_flip": chosen.test_time_flip,
         }
 
-        model = build.build_network(run, preprocessing.output_shape, len(loaded.class_names))
+        model = build.build_network(run, preprocessing.output_shape, len(names))
         is_same_keras = self._config["runs_on"]["keras"] == keras.version()
         layers = definition.describe_model(model)["layers"]
         if is_same_keras and layers != self._config["defining"]["layers"]:
@@ -98,68 +99,53 @@ class CheckpointEvaluator:
 
     def _check_data(self, split: str, loaded: datasets.Images, image_shape: Sequence[int]) -> None:
         """Checks that the data fit the run's network, and are those of the run's splits."""
-        derived = self._config["resolved"]
+        derived, sha256 = self._config["resolved"], loaded.fingerprint
         recorded = {
             settings.TRAINING_SPLIT: derived["data_sha256"],
             self._config["settings"]["eval_split"]: derived["eval_sha256"],
         }
-        here = {"image_shape": image_shape, "class_names": loaded.class_names}
-        expected = {name: derived[name] for name in here}
-        if split in recorded:
-            here["sha256"], expected["sha256"] = loaded.fingerprint, recorded[split]
-        if different := errors.differences(expected, here):
-            data_dir = self._chosen.data_dir
-            flag = f"--data_dir={data_dir}" if data_dir else f"--split={split}"
+        here = {"image_shape": image_shape, "class_names": loaded.class_names, "sha256": sha256}
+        expected = derived | {"sha256": recorded.get(split, sha256)}
+        if different := errors.differences({name: expected[name] for name in here}, here):
             raise settings.SettingsError(
-                f"{flag}: its images or labels are not those of the run: "
+                f"--split={split}: its images or labels are not those of the run: "
                 f"{'; '.join(different)[:600]}"
             )
-
-    @functools.cached_property
-    def _writer(self):
-        """Made when there is something to write: an evaluation that fails leaves no file."""
-        # Not the training's own eval/: TensorBoard follows one writer in a folder.
-        flip = "_flip" if self._chosen.test_time_flip else ""
-        return summaries.file_writer(self._folder.path / f"eval_{self._way['split']}{flip}")
 
     def evaluate(self, path: str) -> None:
         """Evaluates the checkpoint at `path`, writes the result down and prints it."""
         self._run.restore(path)
+        names, is_flipped = self._config["resolved"]["class_names"], self._chosen.test_time_flip
         with run_errors.explained():
-            examples = predict(self._model, self._batches, self._chosen.test_time_flip)
+            figures, accuracies = evaluate(self._model, self._batches, len(names), is_flipped)
         self._read_config()  # refuses what another run has put here meanwhile
-        figures = {
-            "count": len(examples["label"]),
-            "accuracy": float((examples["label"] == examples["predicted"]).mean()),
-            "top5_accuracy": float(examples["in_top"].mean(dtype=np.float64)),
-            "cross_entropy": float(examples["loss"].mean()),
-        }
-        step, derived = checkpoints.step_of(path), self._config["resolved"]
+        step, way = checkpoints.step_of(path), self._way
         examples_seen = step * self._config["settings"]["global_batch_size"]
-        line = {
-            "step": step,
-            "epoch": examples_seen / derived["examples_per_epoch"],
-            "checkpoint": os.path.abspath(path),
-            **self._way,
-            **figures,
-        }
+        epoch = examples_seen / self._config["resolved"]["examples_per_epoch"]
+        line = {"step": step, "epoch": epoch, "checkpoint": os.path.abspath(path), **way, **figures}
         run_folder.append_line(self._folder.evaluations, line)
-        with summaries.events(self._writer, step):
+        # Not the training's own eval/: TensorBoard follows one writer in a folder.
+        flip = "_flip" if is_flipped else ""
+        writer = summaries.file_writer(self._folder.path / f"eval_{way['split']}{flip}")
+        with summaries.events(writer, step):
             summaries.scalars(figures)
-            self._writer.flush()
-        print(report(line, examples, derived["class_names"]), flush=True)
+            writer.close()
+        print(
+            f"step {step}, epoch {epoch:.2f}, {way['split']} split, {figures['count']:,} examples, "
+            f"each once{' and mirrored' if is_flipped else ''}: "
+            f"accuracy {figures['accuracy']:.2%}, top-5 {figures['top5_accuracy']:.2%}, "
+            f"cross entropy {figures['cross_entropy']:.4f}"
+        )
+        for name, accuracy in zip(names, accuracies, strict=True):
+            print(f"  {accuracy:7.2%}  {command_line.printable(name)}", flush=True)
 
     def evaluate_once(self) -> None:
         """Evaluates the checkpoint that was asked for, or the newest."""
         folder, name = self._folder.checkpoints, self._chosen.checkpoint
-        while path := checkpoints.find(folder, name) if name else checkpoints.newest(folder):
-            try:
-                return self.evaluate(path)
-            except checkpoints.CheckpointError:
-                # A training that goes on may have deleted it, and saved another.
-                if name or checkpoints.is_checkpoint(path):
-                    raise
-        raise checkpoints.CheckpointError(f"{folder} holds no checkpoint yet")
+        path = checkpoints.find(folder, name) if name else checkpoints.newest(folder)
+        if path is None:
+            raise checkpoints.CheckpointError(f"{folder} holds no checkpoint yet")
+        self.evaluate(path)
 
     def follow(self) -> None:
         """Evaluates each new checkpoint of a running training, until that has finished.
@@ -169,8 +155,7 @@ class CheckpointEvaluator:
         """
         evaluations = self._folder.evaluations
         lines = run_folder.read_lines(evaluations) if evaluations.exists() else []
-        evaluated = [line["step"] for line in lines if self._way.items() <= line.items()]
-        seen = max(evaluated, default=-1)
+        done = {line["step"] for line in lines if self._way.items() <= line.items()}
         has_finished = False
         while not has_finished:
             # Asked before the look for checkpoints: the last one is written before the summary. The
@@ -179,28 +164,12 @@ class CheckpointEvaluator:
             last_step = self._read_config()["resolved"]["last_step"]
             has_finished = summary is not None and summary["step"] >= last_step
             for step, path in checkpoints.by_step(self._folder.checkpoints).items():
-                if step > seen:
+                if step not in done:
                     try:
                         self.evaluate(path)
                     except checkpoints.CheckpointError as error:
                         print(f"skipped: {error}", flush=True)
-                    seen = step
+                    done.add(step)
             if not has_finished:
                 time.sleep(self._chosen.eval_interval_seconds)
         print("the training has finished")
-
-
-def report(line: Mapping, examples: Mapping[str, np.ndarray], class_names: Sequence[str]) -> str:
-    """An evaluation in words: a line of `eval.jsonl`, and the accuracy of each class."""
-    flipped = " and mirrored" if line["test_time_flip"] else ""
-    rows = [
-        f"step {line['step']}, epoch {line['epoch']:.2f}, {line['split']} split, "
-        f"{line['count']:,} examples, each once{flipped}: accuracy {line['accuracy']:.2%}, "
-        f"top-5 {line['top5_accuracy']:.2%}, cross entropy {line['cross_entropy']:.4f}"
-    ]
-    names = [command_line.printable(name) for name in class_names]
-    for place, name in enumerate(names):
-        is_right = examples["predicted"][examples["label"] == place] == place
-        share = f"{is_right.mean():.2%}" if is_right.size else "-"
-        rows.append(f"  {name:>{max(map(len, names))}}  {share:>7}")
-    return "\n".join(rows)

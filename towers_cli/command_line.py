@@ -8,7 +8,6 @@ import argparse
 import contextlib
 import os
 import sys
-import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,15 +20,13 @@ from towers_cli import settings
 class Parser(argparse.ArgumentParser):
     """argparse for a command of few arguments: without abbreviations, with errors of one line."""
 
-    def __init__(self, command: str, about: str | None, **options):
+    def __init__(self, command: str, about: str | None):
         formatter = argparse.RawDescriptionHelpFormatter
-        options |= {"description": about, "formatter_class": formatter, "allow_abbrev": False}
-        super().__init__(command, **options)
+        super().__init__(command, description=about, formatter_class=formatter, allow_abbrev=False)
 
     def error(self, message):
         """Says what is wrong, and ends the process with 2."""
-        problem = " ".join(message.split()).removeprefix("argument ")
-        self.exit(say_error(self.prog, problem[:300], 2))
+        self.exit(say_error(self.prog, message.removeprefix("argument ")[:300], 2))
 
 
 class TypeParser(flags.ArgumentParser):
@@ -49,6 +46,7 @@ _PARSERS: dict[Any, TypeParser] = {
     int: TypeParser(int, "an integer"),
     float: TypeParser(float, "a number"),
     str: TypeParser(str, ""),
+    bool: TypeParser(flags.BooleanParser().parse, "true or false"),
     tuple[float, ...]: TypeParser(
         lambda text: tuple(map(float, text.split(","))) if text else (),
         "numbers with commas between them",
@@ -63,19 +61,14 @@ def parse(record: type[settings.Settings], about: str | None, argv: Sequence[str
     0 after help.
     """
     values, topics = flags.FlagValues(), settings.by_topic(record)
-    for topic, of_topic in topics.items():
-        for field in of_topic:
-            name, about_it = field.name, settings.described(field)
-            default: Any = field.default
-            kind: Any = field.type
-            if isinstance(kind, types.UnionType):  # with None
-                kind = typing.get_args(kind)[0]
-            if kind is bool:
-                flags.DEFINE_bool(name, default, about_it, flag_values=values, module_name=topic)
-                values[name].parser = TypeParser(values[name].parser.parse, "true or false")
-            else:
-                parser = _PARSERS[kind]
-                flags.DEFINE(parser, name, default, about_it, values, module_name=topic)
+    kinds = typing.get_type_hints(record)
+    for topic, fields in topics.items():
+        for field in fields:
+            kind = typing.get_args(kinds[field.name] | None)[0]  # without None
+            default = None if field.default == () else field.default  # help would show '()'
+            options: dict = {"module_name": topic, "boolean": kind is bool}
+            about_it = settings.described(field)
+            flags.DEFINE(_PARSERS[kind], field.name, default, about_it, values, **options)
     if {"--help", "-help", "--helpfull", "-h"} & set(argv):
         print(about, *map(values.module_help, topics), sep="\n")
         sys.exit()
@@ -84,11 +77,11 @@ def parse(record: type[settings.Settings], about: str | None, argv: Sequence[str
             raise flags.Error(f"unexpected argument {rest[0]!r}: flags begin with --")
         chosen = {name: values[name].value for name in values if values[name].present}
         return record(**settings.RECIPES.get(chosen.get("recipe"), {}) | chosen)
-    except (flags.Error, ValueError, RecursionError) as error:  # such as a SettingsError
+    except (flags.Error, settings.SettingsError) as error:
         problem = " ".join(str(error).split()).removeprefix("ERROR:: ").removeprefix("flag ")
-        if not isinstance(error, (flags.Error, settings.SettingsError)):
-            problem = f"a flag, or --flagfile: {problem}"
-        sys.exit(say_error(os.path.basename(argv[0]), problem[:300], 2))
+    except (ValueError, RecursionError) as error:
+        problem = f"a flag, or --flagfile: {error}"
+    sys.exit(say_error(os.path.basename(argv[0]), problem[:300], 2))
 
 
 def run(record, about: str | None, main: Callable[[Any], int], argv=None) -> int:
@@ -132,13 +125,11 @@ def without_notices() -> Iterator[None]:
 
     Whoever sets TF_CPP_MIN_LOG_LEVEL below 3 asked for it, and gets it.
     """
-    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3") != "3":
-        yield
-        return
     stderr = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
     try:
+        if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3") == "3":
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), 2)
         yield
     finally:
         os.dup2(stderr, 2)

@@ -17,7 +17,7 @@ from towers_cli import command_line
 _NAME = "towers-compare"
 
 # Fields of metrics.jsonl that are not about what was computed.
-OF_CLOCK = ("examples_per_second", "step_seconds")
+TIMINGS = ("examples_per_second", "step_seconds")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +38,10 @@ def compare(first: str, second: str) -> int:
     if None in configs:
         folder = folders[configs.index(None)]
         raise run_folder.RunFolderError(f"{folder.path}: there is no run here")
-    first_run, second_run = map(_describe, configs)
+    first_run, second_run = (
+        {**one["defining"], **one["runs_on"], "tower devices": one["resolved"]["tower_devices"]}
+        for one in configs
+    )
     differences = errors.differences(first_run, second_run, "the first run")
     for difference in differences or ["the same"]:
         print(command_line.printable(f"settings: {difference}"))
@@ -50,9 +53,9 @@ def compare(first: str, second: str) -> int:
     shared, parted = [], []
     for what in a:
         steps = sorted(a[what].keys() & b[what].keys())
+        shared += steps
         compared = ((step, _difference(a[what][step], b[what][step])) for step in steps)
         step, how = next(((step, how) for step, how in compared if how), (None, ""))
-        shared += steps
         if not steps:
             print(f"{what}: none that both runs have")
         elif step is None:
@@ -70,12 +73,6 @@ def compare(first: str, second: str) -> int:
     until = "" if ends == {max(shared)} else f", as far as both go: to step {max(shared)}"
     print(f"the same, to the last bit{until}")
     return 0
-
-
-def _describe(config: Mapping) -> dict:
-    """What defines a run, and what it runs on."""
-    place = {"tower devices": config["resolved"]["tower_devices"]}
-    return config["defining"] | config["runs_on"] | place
 
 
 def _records(folder) -> dict[str, dict[int, Mapping]]:
@@ -99,6 +96,6 @@ def _difference(a: Mapping, b: Mapping) -> str:
     different = []
     for name in {**a, **b}:
         here, there = a.get(name), b.get(name)
-        if json.dumps(here) != json.dumps(there) and name not in OF_CLOCK:  # as text, NaN is NaN
+        if json.dumps(here) != json.dumps(there) and name not in TIMINGS:  # as text, NaN is NaN
             different.append(name if isinstance(here, str) else f"{name} {here} and {there}")
     return ", ".join(different)

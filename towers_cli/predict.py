@@ -34,7 +34,7 @@ def predict(run: str, paths: Sequence[str]) -> int:
     from input_pipeline import pictures
     from towers import errors
 
-    model, mode, names = load(Path(run) if run.endswith(".keras") else final_model(run))
+    model, mode, names = load(run)
     code = 0
     for path in paths:
         try:
@@ -50,27 +50,24 @@ def predict(run: str, paths: Sequence[str]) -> int:
     return code
 
 
-def final_model(run: str) -> Path:
-    """The file of a run's final model."""
-    from towers.runs import run_folder
-    from towers_cli import own_model
-
-    folder = run_folder.RunFolder(run)
-    config = folder.read_config()
-    if config is None or folder.read_final_summary() is None:
-        raise run_folder.RunFolderError(f"{run} has no final model: must be a finished run")
-    model = config["settings"].get("model")  # a program's run has none
-    if isinstance(model, str):
-        own_model.network(model)  # registers layers of its own
-    return folder.final_model
-
-
-def load(path: Path) -> tuple:
+def load(run: str) -> tuple:
     """A Keras model of raw pictures, the mode of its pictures, and the names of its classes."""
     import keras
 
     from towers import errors
+    from towers.runs import run_folder
+    from towers_cli import own_model
 
+    path = Path(run)
+    if not run.endswith(".keras"):
+        folder = run_folder.RunFolder(run)
+        config, path = folder.read_config(), folder.final_model
+        if config is None or folder.read_final_summary() is None:
+            raise run_folder.RunFolderError(f"{run} has no final model: must be a finished run")
+        model = config["settings"].get("model")  # a program's run has none
+        if isinstance(model, str):
+            own_model.network(model)  # registers layers of its own
+    path.stat()  # an error says that the file is not there, and not that it is of another kind
     try:
         model = keras.saving.load_model(path, compile=False)
         names = model.get_layer("class_name").get_vocabulary()

@@ -25,9 +25,13 @@ def resolved(
     """
     network = own_model.network(chosen.model)
     default_size, device = distribution.default_size(chosen.global_batch_size), "cpu"
+    if chosen.gpu_defaults and not num_gpus:
+        raise settings.SettingsError("--gpu_defaults: no GPU is visible; leave it out")
+    if chosen.parameter_device == "gpu" and (num_workers > 1 or not num_gpus):
+        raise settings.SettingsError(
+            "--parameter_device=gpu: must be cpu with several workers, or where no GPU is visible"
+        )
     if chosen.gpu_defaults:
-        if not num_gpus:
-            raise settings.SettingsError("--gpu_defaults: no GPU is visible; leave it out")
         default_size = min(max(default_size, LEAST_ON_GPUS), chosen.global_batch_size)
         device = "cpu" if num_workers > 1 or chosen.recipe == "tutorial" else "gpu"
     count = -(-chosen.global_batch_size // (chosen.microbatch_size or default_size))

@@ -15,9 +15,6 @@ _PER_WORKER = ("train_dir", "data_dir", "num_towers", "worker_wait_seconds")
 
 def make(
     chosen: settings.TrainSettings,
-    tower_devices: Sequence[str],
-    towers_of_workers: Sequence[int],
-    workers: worker.Workers,
     last_step: int,
     image_shape: tuple[int, ...],
     training: datasets.Images,
@@ -25,11 +22,6 @@ def make(
 ) -> dict:
     """What `towers.Run` takes for a command's `config.json`."""
     resolved = {
-        "tower_devices": list(tower_devices),
-        "towers_of_workers": list(towers_of_workers),
-        "workers": [workers.name(index) for index in range(workers.count)],
-        "num_microbatches": -(-chosen.global_batch_size // chosen.microbatch_size),
-        "steps_per_epoch": training.num_examples / chosen.global_batch_size,
         "last_step": last_step,
         "examples_per_epoch": training.num_examples,
         "class_names": list(training.class_names),
@@ -60,8 +52,7 @@ def read(folder: run_folder.RunFolder) -> dict | None:
 
 def check_alike(workers: worker.Workers, chosen: settings.TrainSettings) -> None:
     """Checks that all workers were given the same settings."""
-    shared = dataclasses.asdict(chosen)
-    shared = {name: value for name, value in shared.items() if name not in _PER_WORKER}
+    shared = {k: v for k, v in dataclasses.asdict(chosen).items() if k not in _PER_WORKER}
     worker.check_same(workers, "their settings", shared, settings.label)
 
 
@@ -75,11 +66,10 @@ def check_beginning(config: Mapping, folder: run_folder.RunFolder) -> None:
         return
     now = dict(config["definition"])
     began = {name: earlier["defining"].get(name) for name in now}
-    splits = [one["settings"]["eval_split"] for one in (earlier, config)]
-    if splits[0] == splits[1]:  # another one may be evaluated from now on
-        name = f"sha256 of the {splits[0]} images"
-        began[name] = earlier["resolved"]["eval_sha256"][:12]
-        now[name] = config["resolved"]["eval_sha256"][:12]
+    split = config["settings"]["eval_split"]
+    if split == earlier["settings"]["eval_split"]:  # another may be evaluated from now on
+        name = f"sha256 of the {split} images"
+        began[name], now[name] = (one["resolved"]["eval_sha256"][:12] for one in (earlier, config))
     if different := errors.differences(began, now, label=settings.label):
         raise run_folder.RunFolderError(
             f"{folder.shown} holds a run with other settings: {'; '.join(different)}. "
@@ -88,51 +78,45 @@ def check_beginning(config: Mapping, folder: run_folder.RunFolder) -> None:
 
 
 def start_table(
-    config: Mapping, learning_rate: schedules.LearningRate, num_evaluated_examples: int
+    config: Mapping,
+    tower_devices: Sequence[str],
+    towers_of_workers: Sequence[int],
+    learning_rate: schedules.LearningRate,
+    num_evaluated_examples: int,
 ) -> str:
     """What a run is, in a few lines; warns where the rate does not decay as it was to."""
     chosen, derived = config["settings"], config["resolved"]
-    towers, count = derived["towers_of_workers"], derived["num_microbatches"]
+    batch_size, examples = chosen["global_batch_size"], derived["examples_per_epoch"]
+    size, threads = chosen["microbatch_size"], chosen["intra_op_threads"]
+    towers, count = sum(towers_of_workers), -(-batch_size // size)
+    is_promised = machine.are_cpus(tower_devices) or chosen["deterministic"]
     rows = {
-        "data": f"{derived['data_source']}: "
-                f"{derived['examples_per_epoch']:,} train, "
+        "data": f"{derived['data_source']}: {examples:,} train, "
                 f"{num_evaluated_examples:,} {chosen['eval_split']}, "
                 f"{len(derived['class_names'])} classes",
-        "model": f"{chosen['model']}, {chosen['compute_dtype']}, "
-                 f"images {' x '.join(map(str, derived['image_shape']))}",
-        "towers": f"{', '.join(map(str, towers))} on {', '.join(derived['tower_devices'])}",
-        "batch": f"{chosen['global_batch_size']} global, {count} microbatches of at most "
-                 f"{chosen['microbatch_size']}, {shares.described(count, sum(towers))}"
-                 f"{'; the other towers rest' if sum(towers) > count else ''}",
-        "same bits": _describe_same_bits(chosen, derived),
-        "steps": f"{derived['last_step']:,}, {derived['steps_per_epoch']:.1f} per epoch",
-        "optimizer": f"{chosen['optimizer']}, weight decay {chosen['weight_decay']:g}",
+        "towers": f"{', '.join(map(str, towers_of_workers))} on {', '.join(tower_devices)}",
+        "batch": f"{batch_size} global, {count} microbatches of at most {size}, "
+                 f"{shares.described(count, towers)}"
+                 f"{'; the other towers rest' if towers > count else ''}",
+        "same bits": f"on any number of towers and workers, with --microbatch_size={size} and "
+                     f"--intra_op_threads={threads}" if is_promised else
+                     "not promised on GPUs without --deterministic",
+        "steps": f"{derived['last_step']:,}, {examples / batch_size:.1f} per epoch",
         "learning rate": _describe_rate(chosen, derived, learning_rate),
     }  # fmt: skip
     lines = [f"  {name:<13}  {value}" for name, value in rows.items()]
     return "\n".join(map(command_line.printable, lines))
 
 
-def _describe_same_bits(chosen: Mapping, derived: Mapping) -> str:
-    if not (machine.are_cpus(derived["tower_devices"]) or chosen["deterministic"]):
-        return "not promised on GPUs without --deterministic"
-    return (
-        f"on any number of towers and workers, with --microbatch_size={chosen['microbatch_size']} "
-        f"and --intra_op_threads={chosen['intra_op_threads']}"
-    )
-
-
 def _describe_rate(chosen: Mapping, derived: Mapping, rate: schedules.LearningRate) -> str:
     end = derived["last_step"] * chosen["global_batch_size"]
     epoch, begins = end / derived["examples_per_epoch"], end - chosen["global_batch_size"]
+    is_early, last = epoch <= rate.warmup_epochs, rate(begins)  # of the last step
     if rate.schedule in settings.ENDING_SCHEDULES:
         last = rate(end)
-        is_early = last > 0
-    else:
-        last = rate(begins)  # of the last step
-        decay = dataclasses.replace(rate, warmup_epochs=0.0)
-        is_early = decay(begins) == rate.initial and rate.schedule != "constant"
-    is_early |= epoch <= rate.warmup_epochs
+        is_early |= last > 0
+    elif rate.schedule != "constant":
+        is_early |= dataclasses.replace(rate, warmup_epochs=0.0)(begins) == rate.initial
     warm_up = f", after {rate.warmup_epochs:g} epochs of warm-up" if rate.warmup_epochs else ""
     warning = "; WARNING: the run ends before it has decayed" if is_early else ""
     return f"{rate.schedule}, {rate.initial:g} to {last:g} at epoch {epoch:.4g}{warm_up}{warning}"

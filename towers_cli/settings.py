@@ -1,10 +1,8 @@
 """The settings of a training and of an evaluation, each defined once.
 
 Flags, --help, the checked record, `config.json`, what two runs are compared by, and the table in
-docs/settings.md are made of the definitions.
-
-A setting that is wrong by itself or beside another raises a `SettingsError` that names the flag,
-the value and what is allowed, before anything is built. This file imports nothing of TensorFlow's.
+docs/settings.md are made of the definitions. What is wrong by itself or beside another setting
+raises a `SettingsError`, before anything is built. This file imports nothing of TensorFlow's.
 """
 
 import contextlib
@@ -62,7 +60,7 @@ RECIPES = {
 }
 
 
-class SettingsError(ValueError):
+class SettingsError(Exception):
     """A setting is out of range or contradicts another; the message names the flag."""
 
     exit_code = 2
@@ -73,18 +71,15 @@ def as_flags(prefix: str = "") -> Iterator[None]:
     """Makes a SettingsError, with `prefix`, of a ValueError that names an argument."""
     try:
         yield
-    except SettingsError:  # which names the flag
-        raise
     except ValueError as error:
         raise SettingsError(f"{prefix}{error}") from error
 
 
 class Range(NamedTuple):
-    """Which values are allowed, how a message says it, and which there are if only so many."""
+    """Which values are allowed, and how a message says it."""
 
     holds: Callable[[Any], object]
     allowed: str
-    choices: tuple[str, ...] = ()
 
 
 def least_most(least: float, most: float = math.inf) -> Range:
@@ -93,14 +88,9 @@ def least_most(least: float, most: float = math.inf) -> Range:
     return Range(lambda value: least <= value <= most, f"at least {least}{upper}")
 
 
-def one_of(*choices: str, or_else: Range | None = None) -> Range:
-    """One of these texts, or what another range allows."""
-    others = f", or {or_else.allowed}" if or_else else ""
-    return Range(
-        lambda value: value in choices or (or_else and or_else.holds(value)),
-        f"one of {', '.join(choices)}{others}",
-        choices,
-    )
+def one_of(*choices: str) -> Range:
+    """One of these texts."""
+    return Range(lambda value: value in choices, f"one of {', '.join(choices)}")
 
 
 # TensorFlow and TensorBoard read these characters as patterns.
@@ -109,13 +99,11 @@ RUN_PATH = Range(
     lambda value: value and "://" not in value and not _PATTERN.search(value),
     "a local path without the characters * ? [ ] and \\, which TensorFlow reads as patterns",
 )
-SPLIT = Range(
-    re.compile(r"\w[\w.-]{0,99}", re.ASCII).fullmatch,
-    "the name of one whole split, such as validation; not a part or a sum, as train[:10%]",
-)
-OTHER_MODEL = Range(
-    re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*|[A-Z]\w*").fullmatch,
-    "package.module:function, or a network of keras.applications such as MobileNetV3Small",
+NETWORKS = ("cifarnet", "resnet", "resnet50", "fastnet")
+MODEL = Range(
+    re.compile(rf"{'|'.join(NETWORKS)}|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*|[A-Z]\w*").fullmatch,
+    f"one of {', '.join(NETWORKS)}, or package.module:function, or a network of keras.applications "
+    "such as MobileNetV3Small",
 )
 AT_LEAST_1, AT_LEAST_0 = least_most(1), least_most(0)
 ABOVE_0 = Range(lambda value: value > 0, "above 0")
@@ -154,8 +142,7 @@ class TrainSettings(Settings):
 
     # fmt: off
     train_dir: str = option(
-        "runs/tutorial", "Folder of the run; if it already holds a run, that run is resumed.",
-        RUN_PATH, topic="Everyday"
+        "runs/tutorial", "Folder of the run; a run in it is resumed.", RUN_PATH, topic="Everyday"
     )
     recipe: str = option("tutorial", "Named set of defaults for other flags.", one_of(*RECIPES))
     dataset: str = setting(
@@ -163,18 +150,15 @@ class TrainSettings(Settings):
         "--data_dir), or the name of a TFDS data set."
     )
     data_dir: str | None = option(
-        None, "Folder of prepared TFDS data sets; default: TFDS's own. With --dataset=folder, the "
-        "folder of the pictures: class_name/*.jpg, or train/class_name/*.jpg and "
-        "test/class_name/*.jpg."
+        None, "Folder of prepared TFDS data sets; default: TFDS's own. With --dataset=folder, that "
+        "of the pictures: class_name/*.jpg, or train/class_name/*.jpg and test/class_name/*.jpg."
     )
     model: str = setting(
         "cifarnet", "Network to train. A function of your own takes (image_shape, num_classes) and "
-        "returns a Keras model that outputs logits.",
-        one_of("cifarnet", "resnet", "resnet50", "fastnet", or_else=OTHER_MODEL)
+        "returns a Keras model that outputs logits.", MODEL
     )
     num_towers: int | None = option(
-        None, "Number of towers of each worker; default: one per visible GPU, or 1 without a GPU.",
-        PARTS
+        None, "Number of towers of each worker; default: one per visible GPU, else 1.", PARTS
     )
     global_batch_size: int = setting(
         128, "Examples per step, over all towers and workers together.", BATCH
@@ -185,13 +169,10 @@ class TrainSettings(Settings):
     )
     learning_rate: float = setting(0.1, "Learning rate before any decay.", ABOVE_0)
     dry_run: bool = option(
-        False, "Print what the run would be, then exit. No run is made, and no data are written or "
-        "downloaded."
+        False, "Print what the run would be, and exit. Nothing is written or downloaded."
     )
 
-    eval_split: str = option(
-        "test", "Split to evaluate: any split of the data set except train.", SPLIT, topic="Data"
-    )
+    eval_split: str = option("test", "Split to evaluate, as a whole, by its name.", topic="Data")
     seed: int = setting(
         0, "Seed of the initial weights, the order of the examples and the augmentation.",
         Range(lambda value: 0 <= value < 2**31, "at least 0 and below 2147483648")
@@ -216,13 +197,12 @@ class TrainSettings(Settings):
     )
     cutmix_alpha: float = setting(
         0.0, "CutMix: a rectangle of each training image, and its share of the label, comes from "
-        "another image. The area is drawn from Beta(alpha, alpha), for example with alpha 1. 0: no "
-        "CutMix. If mixup is on too, a coin toss decides which of the two an image gets.", ALPHA
+        "another image; its area is drawn from Beta(alpha, alpha), such as 1. 0: no CutMix.", ALPHA
     )
     image_size: int | None = setting(
-        None, "Side, in pixels, of the square image that is made from each picture; default: 224 "
-        "if the pictures of the data set have different sizes. With this flag, the pictures of any "
-        "other TFDS set stay encoded too, which takes less memory.", least_most(1, 4096)
+        None, "Pixels, the side of the square that each picture becomes; default: 224 where sizes "
+        "differ. With it, other TFDS sets stay encoded, which takes less memory.",
+        least_most(1, 4096)
     )
     skip_broken: bool = setting(
         False, "Decode all pictures before the first step, and list and leave out those that "
@@ -238,10 +218,9 @@ class TrainSettings(Settings):
         "the labels as they are.", SHARE
     )
     weight_decay: float | None = setting(
-        None, "Coefficient of weight decay of all kernels, or, of cifarnet, those of hidden dense "
-        "layers. It is a term of the loss; for adamw, lion and muon it is decoupled from the loss. "
-        "Default: depends on the model (cifarnet 0.004, resnet and resnet50 0.0001, others 0).",
-        AT_LEAST_0
+        None, "Weight decay of all kernels (of cifarnet, those of hidden dense layers): a term of "
+        "the loss, but decoupled from it for adamw, lion and muon. Default: depends on the model "
+        "(cifarnet 0.004, resnet and resnet50 0.0001, others 0).", AT_LEAST_0
     )
 
     microbatch_size: int | None = setting(
@@ -260,9 +239,8 @@ class TrainSettings(Settings):
         "bits in every run. A CPU does not need this."
     )
     parameter_device: str | None = option(
-        None, "Device that holds the weights and the optimizer's state, averages the gradients "
-        "and makes the update: the CPU, or the first tower's GPU (with one worker only). "
-        "Default: cpu, but see --gpu_defaults.",
+        None, "Device of the weights, the optimizer's state, the average and the update: the CPU, "
+        "or the first tower's GPU (with one worker only). Default: cpu, but see --gpu_defaults.",
         one_of("cpu", "gpu")
     )
     accumulate_gradients: bool = option(
@@ -270,9 +248,8 @@ class TrainSettings(Settings):
         "only one at a time, and not side by side, which is faster. The bits are the same."
     )
     jit_compile: bool | None = setting(
-        None, "Compile the passes of a microbatch, and the update, with XLA. On a GPU, steps are "
-        "then faster; on a CPU, they can be slower (in float32), or many times as fast (in "
-        "bfloat16, where that is emulated). Default: with --gpu_defaults."
+        None, "Compile the passes of a microbatch, and the update, with XLA, which is faster on "
+        "GPUs, and on CPUs that emulate bfloat16. Default: with --gpu_defaults."
     )
     gpu_defaults: bool = option(
         False, "With GPUs: keep XLA's choices of kernels for later runs, and, unless flags say "
@@ -318,21 +295,19 @@ class TrainSettings(Settings):
     )
 
     init_from: str | None = setting(
-        None, "Where a new run takes its initial weights from, and nothing else: a run, a "
-        "checkpoint in one, or a .keras file. Layers are matched by name and shape.", RUN_PATH,
+        None, "Where a new run takes its initial weights from: a run, a checkpoint in one, or a "
+        ".keras file. Layers are matched by name and shape.", RUN_PATH,
         topic="What is written, and when"
     )
     max_steps: int | None = option(
-        None, "Step at which the run ends, if it comes before the end of --train_epochs.",
-        AT_LEAST_1
+        None, "Step at which the run ends, if it is before --train_epochs.", AT_LEAST_1
     )
     eval_every_epochs: int = option(
         0, "Epochs between two evaluations; there is one at the end in any case.", AT_LEAST_0
     )
     log_every_steps: int = option(20, "Steps between two lines of metrics.jsonl.", AT_LEAST_1)
     summary_every_steps: int = option(
-        500, "Steps between two sets of histograms and images for TensorBoard; 0: none.",
-        AT_LEAST_0
+        500, "Steps between two sets of histograms and images in TensorBoard; 0: none.", AT_LEAST_0
     )
     verify_every_steps: int = option(
         0, "Steps between two hashes of the whole state in metrics.jsonl, by which `towers-compare "
@@ -345,22 +320,19 @@ class TrainSettings(Settings):
     def __post_init__(self):
         super().__post_init__()
         schedule, decays = self.learning_rate_schedule, self.decay_epochs
-        has_decays, is_odd = schedule == "piecewise", self.global_batch_size % 2
+        is_mixed = self.mixup_alpha or self.cutmix_alpha
         is_rising = all(a < b for a, b in itertools.pairwise((0.0, *decays, math.inf)))
-        has_end, has_momentum = schedule in ENDING_SCHEDULES, self.optimizer in WITH_MOMENTUM
+        has_end = schedule in ENDING_SCHEDULES
         has_nesterov = self.optimizer in WITH_NESTEROV and self.momentum
         for name, is_wrong, problem in (
-            ("eval_split", self.eval_split == TRAINING_SPLIT,
-             "must be another split than the run is trained on, such as test or validation; "
-             f"eval.py takes --split={TRAINING_SPLIT}"),
-            ("global_batch_size", is_odd and (self.mixup_alpha or self.cutmix_alpha),
+            ("global_batch_size", is_mixed and self.global_batch_size % 2,
              "must be even for --mixup_alpha and --cutmix_alpha"),
-            ("decay_epochs", has_decays != bool(decays) or not is_rising,
+            ("decay_epochs", (schedule == "piecewise") != bool(decays) or not is_rising,
              "must increase from above 0 for --learning_rate_schedule=piecewise, such as 82,123; "
              f"for others, there are none, and it is {schedule}"),
             ("warmup_epochs", has_end and self.warmup_epochs >= self.train_epochs,
              f"must be below --train_epochs={self.train_epochs:g} for the {schedule} schedule"),
-            ("momentum", self.momentum and not has_momentum,
+            ("momentum", self.momentum and self.optimizer not in WITH_MOMENTUM,
              f"only for --optimizer={' or '.join(WITH_MOMENTUM)}, and it is {self.optimizer}"),
             ("nesterov", self.nesterov and not has_nesterov,
              f"only for --optimizer={' or '.join(WITH_NESTEROV)} with --momentum above 0"),
@@ -376,11 +348,10 @@ class EvalSettings(Settings):
     # fmt: off
     train_dir: str = option("runs/tutorial", "Folder of the run.", RUN_PATH, topic="Everyday")
     checkpoint: str | None = option(
-        None, "Checkpoint to evaluate, by path or step; default: the newest one.", RUN_PATH
+        None, "Checkpoint to evaluate and exit, by path or step; default: the newest.", RUN_PATH
     )
     split: str | None = option(
-        None, "Split to evaluate, such as train, or all of a folder of pictures; default: the "
-        "split that the run evaluates.", SPLIT
+        None, "Split to evaluate, such as train, or all of a folder; default: the run's."
     )
     num_towers: int | None = option(
         None, "Number of towers; default: one per visible GPU, or 1 without a GPU.", PARTS
@@ -398,26 +369,18 @@ class EvalSettings(Settings):
     )
     # fmt: on
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.checkpoint is not None and not self.run_once:
-            raise SettingsError(f"--checkpoint={self.checkpoint}: not with --run_once=false")
-
 
 def described(field: dataclasses.Field) -> str:
-    """A setting's help, with its choices."""
+    """A setting's help, with what is allowed."""
     allowed = field.metadata["allowed"]
-    choices = f" Must be {allowed.allowed}." if allowed and allowed.choices else ""
-    return field.metadata["help"] + choices
+    return field.metadata["help"] + (f" Must be {allowed.allowed}." if allowed else "")
 
 
 def check(field: dataclasses.Field, value: Any) -> None:
     """Checks the value of one setting by its definition."""
-    about, problem = field.metadata, ""
-    if value is None:
-        pass
-    elif about["allowed"] and not about["allowed"].holds(value):
-        problem = f"must be {about['allowed'].allowed}"
+    allowed, problem = field.metadata["allowed"], ""
+    if value is not None and allowed and not allowed.holds(value):
+        problem = f"must be {allowed.allowed}"
     elif isinstance(value, float) and not abs(value) <= _LARGEST_FLOAT32:
         problem = "must be finite, in float32"
     elif isinstance(value, str) and not _TEXT.fullmatch(value):
@@ -448,8 +411,7 @@ def label(name: str) -> str:
 
 def by_topic(record: type[Settings]) -> dict[str, list[dataclasses.Field]]:
     """The definitions under each topic, in their order."""
-    topics: dict[str, list[dataclasses.Field]] = {}
-    topic = ""
+    topics, topic = dict[str, list[dataclasses.Field]](), ""
     for field in dataclasses.fields(record):
         topic = field.metadata["topic"] or topic
         topics.setdefault(topic, []).append(field)

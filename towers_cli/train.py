@@ -10,8 +10,6 @@ Once the package is installed, they are towers-train and towers-eval.
 """
 
 import math
-import os
-import sys
 
 from towers_cli import command_line, settings
 
@@ -53,27 +51,23 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
     from input_pipeline import images
     from towers_cli import build, own_model, resolve, run_config
 
-    parameter_device = build.parameter_device(chosen, tower_devices, workers)
-    run_config.check_alike(workers, chosen)
-    towers_of_workers = workers.exchange("their numbers of towers", len(tower_devices))
-
     # The data, and the model at its initial weights.
+    run_config.check_alike(workers, chosen)
     training, evaluated = build.load_data(chosen, workers)
     preprocessing = build.preprocessing(chosen, training)
-    model = build.build_network(
-        chosen, preprocessing.output_shape, len(training.class_names), parameter_device
-    )
+    parameter_device = tower_devices[0] if chosen.parameter_device == "gpu" else towers.devices.HOST
+    one_hot = bool(chosen.label_smoothing or chosen.mixup_alpha or chosen.cutmix_alpha)
+    model = build.build_model(chosen, training, preprocessing, parameter_device, one_hot)
 
     # What the run is to do, checked against what is in the folder, and shown.
     learning_rate = resolve.learning_rate(chosen, training.num_examples)
     last_step = resolve.last_step(chosen, training.num_examples)
-    config = run_config.make(
-        chosen, tower_devices, towers_of_workers, workers, last_step, preprocessing.output_shape,
-        training, evaluated,
-    )  # fmt: skip
+    config = run_config.make(chosen, last_step, preprocessing.output_shape, training, evaluated)
     workers.from_chief("what it begins with", lambda: run_config.check_beginning(config, folder))
+    towers_of_workers = workers.exchange("their numbers of towers", len(tower_devices))
     if workers.is_chief:
-        print(run_config.start_table(config, learning_rate, evaluated.num_examples), flush=True)
+        where, count = (tower_devices, towers_of_workers), evaluated.num_examples
+        print(run_config.start_table(config, *where, learning_rate, count), flush=True)
     if chosen.dry_run:
         return 0
     finished = workers.from_chief("whether the run has finished", folder.read_final_summary)
@@ -82,10 +76,10 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
         return 0
 
     # The run: Keras's fit on towers, from its beginning or from where it stands.
-    one_hot = build.takes_shares(chosen)
-    build.compile_model(chosen, model, training, preprocessing, parameter_device)
+    batch_size = chosen.global_batch_size
     # What names no device is on the CPU: TensorFlow would put it on the first GPU.
-    with own_model.faults_in_training(chosen.model), tf.device(towers.devices.HOST):
+    explained = own_model.errors_explained(chosen.model, "training it")
+    with explained, tf.device(towers.devices.HOST):
         towers.distribute(
             model,
             tower_devices,
@@ -101,16 +95,14 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
             export=lambda model: build.export(model, preprocessing, training.class_names),
         )
         try:
-            run.fit(
+            end = run.fit(
                 images.training(training, preprocessing, chosen.seed, one_hot),
-                batch_size=chosen.global_batch_size,
+                batch_size=batch_size,
                 epochs=math.ceil(chosen.train_epochs),
                 max_steps=last_step,
-                validation_data=images.evaluated(
-                    evaluated, preprocessing, chosen.global_batch_size, one_hot
-                ),
+                validation_data=images.evaluated(evaluated, preprocessing, batch_size, one_hot),
                 validation_freq=resolve.evaluated_epochs(chosen, last_step, training.num_examples),
-                callbacks=build.callbacks_of(chosen, model, learning_rate, last_step),
+                callbacks=build.make_callbacks(chosen, model, learning_rate, last_step),
                 verbose=0,
                 checkpoint_every_steps=chosen.checkpoint_every_steps,
                 checkpoints_to_keep=chosen.checkpoints_to_keep,
@@ -118,10 +110,9 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
         except towers.Stopped as stopped:
             return stopped.code
     if workers.is_chief:
-        summary, python = folder.read_final_summary(), os.path.relpath(sys.executable)
+        accuracy = end.history["val_accuracy"][-1]
         print(
-            f"finished: {chosen.eval_split} accuracy {summary['val_accuracy']:.2%}, "
-            f"{folder.final_model}, weights sha256 {summary['weights_sha256'][:16]}\n"
-            f"watch it: {python} -m tensorboard.main --logdir {folder.path}"
+            f"finished: {chosen.eval_split} accuracy {accuracy:.2%}, {folder.final_model}, "
+            f"weights sha256 {end.weights_sha256[:16]}"
         )
     return 0

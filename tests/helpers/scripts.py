@@ -161,7 +161,7 @@ def training_lines(folder: Path) -> list[dict]:
 
 def values_of(lines: list[dict]) -> list[dict]:
     """Lines without what the clock put into them."""
-    return [{k: v for k, v in line.items() if k not in compare.OF_CLOCK} for line in lines]
+    return [{k: v for k, v in line.items() if k not in compare.TIMINGS} for line in lines]
 
 
 def assert_same_run(folder: Path, expected: Path) -> None:

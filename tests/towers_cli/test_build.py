@@ -33,5 +33,5 @@ print(os.environ.get("CUBLAS_WORKSPACE_CONFIG"), config.is_op_determinism_enable
 
 def test_a_runtime_that_has_started_keeps_its_threads():
     tf.zeros(())  # as a module of --model may have it
-    with pytest.raises(settings.SettingsError, match="--intra_op_threads=999: "):
-        build.start_runtime(settings.TrainSettings(intra_op_threads=999))
+    with pytest.raises(settings.SettingsError, match="--model=mine:build: "):
+        build.start_runtime(settings.TrainSettings(model="mine:build", intra_op_threads=999))

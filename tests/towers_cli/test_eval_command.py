@@ -75,7 +75,7 @@ def test_a_process_evaluates_the_newest_checkpoint(forked_command, folder):
     line = scripts.lines_of(folder / "eval.jsonl")[-1]
     assert f"step 40, epoch 0.19, test split, {lighter.TEST_IMAGES} examples" in head
     assert f"{line['accuracy']:.2%}" in head and f"{line['cross_entropy']:.4f}" in head
-    shares = [float(row.split()[-1].removesuffix("%")) / 100 for row in rows]
+    shares = [float(row.split()[0].removesuffix("%")) / 100 for row in rows]
     assert len(shares) == 10 and np.mean(shares) == pytest.approx(line["accuracy"])
 
     assert list(line) == KEYS
@@ -139,13 +139,15 @@ def test_mirrored_images_are_evaluated_from_right_to_left():
     images = np.zeros((1, 2, 3, 1), np.float32)
     images[:, :, 0], images[:, :, 2] = 3.0, 1.0
     batches = [(images, np.array([2]))]
-    assert checkpoint_evaluator.predict(Columns(), batches)["predicted"] == [0]
-    mean = checkpoint_evaluator.predict(Columns(), batches, test_time_flip=True)
-    assert mean["loss"] == pytest.approx(np.log(2 + np.exp(-2)))  # of 2, 0 and 2
+    plain, _ = checkpoint_evaluator.evaluate(Columns(), batches, 3)
+    assert plain["cross_entropy"] == pytest.approx(np.log(1 + np.exp(2) + np.exp(-1)))  # of 3, 0, 1
+    mean, of_classes = checkpoint_evaluator.evaluate(Columns(), batches, 3, test_time_flip=True)
+    assert mean["cross_entropy"] == pytest.approx(np.log(2 + np.exp(-2)))  # of 2, 0 and 2
+    assert np.isnan(of_classes[:2]).all() and of_classes[2] == mean["accuracy"]
 
 
 def test_a_checkpoint_that_is_missing_is_named_beside_those_that_are_there(folder):
-    _, [line] = evaluate(folder, "--checkpoint=20")
+    _, [line] = evaluate(folder, "--checkpoint=20", "--run_once=false")  # which has one end
     assert (line["step"], line["epoch"]) == (20, 20 * 24 / 5000)
     done, lines = evaluate(folder, "--checkpoint=30")
     assert (done.returncode, done.stdout, lines) == (1, "", [])
@@ -202,6 +204,12 @@ class TestFollowing:
         again, lines = evaluate(folder, *self.FLAGS)
         assert (again.stdout, lines) == ("the training has finished\n", [])  # once is enough
 
+    def test_evaluates_a_checkpoint_older_than_one_that_was_evaluated_before(self, folder):
+        (folder / "eval.jsonl").unlink(missing_ok=True)
+        evaluate(folder)
+        _, lines = evaluate(folder, *self.FLAGS)
+        assert [line["step"] for line in lines] == [20]
+
     def test_stops_when_asked(self, unfinished):
         (unfinished / "eval.jsonl").unlink(missing_ok=True)
         process = scripts.start("eval", f"--train_dir={unfinished}", *self.FLAGS)
@@ -239,9 +247,10 @@ def test_every_report_has_the_name_of_the_evaluated_split(tmp_path):
         assert (run / f"eval_{split}").is_dir()
     lines = scripts.lines_of(run / "eval.jsonl")
     assert [line["split"] for line in lines] == ["validation", "extra", "train"]
-    missing = scripts.run("eval", f"--train_dir={run}", "--split=test")
-    assert missing.returncode == 1
-    assert "'test'" in missing.stderr and "train, validation, extra" in missing.stderr
+    for split in ("test", "train[:10%]", "train+extra"):  # a whole split of the set, by its name
+        missing = scripts.run("eval", f"--train_dir={run}", f"--split={split}")
+        assert missing.returncode == 1
+        assert repr(split) in missing.stderr and "train, validation, extra" in missing.stderr
     # And a run that goes on may evaluate another split.
     done = scripts.trained(run, *flags, "--eval_split=extra", "--max_steps=3")
     assert "extra at step 3: accuracy" in done.stdout

@@ -131,7 +131,7 @@ class TestARunOfIt:
         ("needs:build", "'no_such_package'"),
         ("broken:build", "{here}/broken.py, line 3"),
         ("typo:build", "SyntaxError: "),
-        ("mine:other", "{here}/mine.py"),
+        ("mine:other", "'other'"),
         ("mine:number", "number"),
         ("mine:wrong", "{here}/mine.py, line "),
         ("mine:nothing", "NoneType"),

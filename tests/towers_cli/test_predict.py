@@ -1,5 +1,8 @@
 """`towers-predict`, and the final model that it asks."""
 
+import errno
+import os
+
 import keras
 import numpy as np
 import pytest
@@ -83,6 +86,7 @@ def test_what_is_no_model_of_pictures(trained, tmp_path, capsys, what):
     code, out, err = said(capsys, path, "a.png")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("towers-predict: error: ") and str(path) in err
+    assert (os.strerror(errno.ENOENT) in err) == (what == "gone.keras")
 
 
 def test_a_program_s_run_of_pictures(tmp_path, capsys):

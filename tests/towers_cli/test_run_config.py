@@ -39,11 +39,6 @@ def table(*flags, device="/CPU:0", schedule="constant", last_step=9, **of_rate) 
     chosen = scripts.settings_of("--global_batch_size=24", "--microbatch_size=6", *flags)
     chosen = dataclasses.asdict(resolve.resolved(chosen, 0, 1))
     derived = {
-        "tower_devices": [device],
-        "towers_of_workers": [1],
-        "workers": ["worker 0"],
-        "num_microbatches": -(-24 // chosen["microbatch_size"]),
-        "steps_per_epoch": 1000 / 24,
         "last_step": last_step,
         "examples_per_epoch": 1000,
         "class_names": ["a", "b"],
@@ -52,7 +47,7 @@ def table(*flags, device="/CPU:0", schedule="constant", last_step=9, **of_rate) 
     }
     config = {"settings": chosen, "resolved": derived}
     rate = schedules.LearningRate(schedule, 1.0, 1000, **OF_SCHEDULE[schedule] | of_rate)
-    return run_config.start_table(config, rate, 100)
+    return run_config.start_table(config, [device], [1], rate, 100)
 
 
 @pytest.mark.pitfall(4)
