@@ -122,7 +122,8 @@ def build_network(
             "must be 0"
         )
     if chosen.optimizer not in optimizers.DECOUPLED_WEIGHT_DECAY:
-        weight_decay.regularize(decayed, chosen.weight_decay)
+        with settings.as_flags("--"):
+            weight_decay.regularize(decayed, chosen.weight_decay)
     return model
 
 

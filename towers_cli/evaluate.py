@@ -21,7 +21,7 @@ def main(chosen: settings.EvalSettings) -> int:
     from towers_cli import checkpoint_evaluator
 
     evaluator = checkpoint_evaluator.CheckpointEvaluator(chosen)
-    if chosen.run_once or chosen.checkpoint:
+    if chosen.run_once:
         evaluator.evaluate_once()
     else:
         evaluator.follow()

@@ -81,6 +81,7 @@ def start_table(
     config: Mapping,
     tower_devices: Sequence[str],
     towers_of_workers: Sequence[int],
+    num_weights: int,
     learning_rate: schedules.LearningRate,
     num_evaluated_examples: int,
 ) -> str:
@@ -94,6 +95,8 @@ def start_table(
         "data": f"{derived['data_source']}: {examples:,} train, "
                 f"{num_evaluated_examples:,} {chosen['eval_split']}, "
                 f"{len(derived['class_names'])} classes",
+        "model": f"{chosen['model']}, {chosen['compute_dtype']}, {chosen['optimizer']}, "
+                 f"weight decay {chosen['weight_decay']:g}",
         "towers": f"{', '.join(map(str, towers_of_workers))} on {', '.join(tower_devices)}",
         "batch": f"{batch_size} global, {count} microbatches of at most {size}, "
                  f"{shares.described(count, towers)}"
@@ -104,6 +107,11 @@ def start_table(
         "steps": f"{derived['last_step']:,}, {examples / batch_size:.1f} per epoch",
         "learning rate": _describe_rate(chosen, derived, learning_rate),
     }  # fmt: skip
+    if not machine.are_cpus(tower_devices) and chosen["parameter_device"] == "cpu":
+        rows["averaging"] = (
+            f"on the CPU: a step copies {num_weights * 4e-6:.1f} MB of weights to each GPU, and "
+            "gradients back; --parameter_device=gpu leaves them on the first"
+        )
     lines = [f"  {name:<13}  {value}" for name, value in rows.items()]
     return "\n".join(map(command_line.printable, lines))
 

@@ -348,7 +348,7 @@ class EvalSettings(Settings):
     # fmt: off
     train_dir: str = option("runs/tutorial", "Folder of the run.", RUN_PATH, topic="Everyday")
     checkpoint: str | None = option(
-        None, "Checkpoint to evaluate and exit, by path or step; default: the newest.", RUN_PATH
+        None, "Checkpoint to evaluate, by path or step; default: the newest.", RUN_PATH
     )
     split: str | None = option(
         None, "Split to evaluate, such as train, or all of a folder; default: the run's."
@@ -368,6 +368,11 @@ class EvalSettings(Settings):
         None, "Examples per batch, over all towers together; default: the run's.", BATCH
     )
     # fmt: on
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.checkpoint is not None and not self.run_once:
+            raise SettingsError(f"--checkpoint={self.checkpoint}: not with --run_once=false")
 
 
 def described(field: dataclasses.Field) -> str:

@@ -10,6 +10,8 @@ Once the package is installed, they are towers-train and towers-eval.
 """
 
 import math
+import os
+import sys
 
 from towers_cli import command_line, settings
 
@@ -66,8 +68,11 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
     workers.from_chief("what it begins with", lambda: run_config.check_beginning(config, folder))
     towers_of_workers = workers.exchange("their numbers of towers", len(tower_devices))
     if workers.is_chief:
-        where, count = (tower_devices, towers_of_workers), evaluated.num_examples
-        print(run_config.start_table(config, *where, learning_rate, count), flush=True)
+        table = run_config.start_table(
+            config, tower_devices, towers_of_workers, model.count_params(), learning_rate,
+            evaluated.num_examples,
+        )  # fmt: skip
+        print(table, flush=True)
     if chosen.dry_run:
         return 0
     finished = workers.from_chief("whether the run has finished", folder.read_final_summary)
@@ -110,9 +115,10 @@ def train(chosen: settings.TrainSettings, folder, tower_devices, workers) -> int
         except towers.Stopped as stopped:
             return stopped.code
     if workers.is_chief:
-        accuracy = end.history["val_accuracy"][-1]
+        accuracy, python = end.history["val_accuracy"][-1], os.path.relpath(sys.executable)
         print(
             f"finished: {chosen.eval_split} accuracy {accuracy:.2%}, {folder.final_model}, "
-            f"weights sha256 {end.weights_sha256[:16]}"
+            f"weights sha256 {end.weights_sha256[:16]}\n"
+            f"watch it: {python} -m tensorboard.main --logdir {folder.path}"
         )
     return 0

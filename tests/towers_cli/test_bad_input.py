@@ -167,9 +167,10 @@ def test_flags_that_are_none(nothing_is_left, name, flag):
     check(scripts.run(name, f"--train_dir={nothing_is_left}", flag), 2, NOT_A_FLAG.get(flag, ""))
 
 
-def test_no_run_is_not_evaluated(nothing_is_left):
-    done = scripts.run("eval", f"--train_dir={nothing_is_left}")
-    check(done, 1, f"--train_dir={nothing_is_left}: ")
+def test_one_checkpoint_is_not_followed_and_no_run_is_not_evaluated(nothing_is_left):
+    flags = [f"--train_dir={nothing_is_left}", "--checkpoint=5", "--run_once=false"]
+    check(scripts.run("eval", *flags), 2, "--checkpoint=5: ")
+    check(scripts.run("eval", *flags[:1]), 1, f"--train_dir={nothing_is_left}: ")
 
 
 def test_a_run_that_is_to_be_followed_is_waited_for_and_that_is_said_once(tmp_path, monkeypatch):

@@ -147,7 +147,7 @@ def test_mirrored_images_are_evaluated_from_right_to_left():
 
 
 def test_a_checkpoint_that_is_missing_is_named_beside_those_that_are_there(folder):
-    _, [line] = evaluate(folder, "--checkpoint=20", "--run_once=false")  # which has one end
+    _, [line] = evaluate(folder, "--checkpoint=20")
     assert (line["step"], line["epoch"]) == (20, 20 * 24 / 5000)
     done, lines = evaluate(folder, "--checkpoint=30")
     assert (done.returncode, done.stdout, lines) == (1, "", [])

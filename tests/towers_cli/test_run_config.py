@@ -47,7 +47,7 @@ def table(*flags, device="/CPU:0", schedule="constant", last_step=9, **of_rate) 
     }
     config = {"settings": chosen, "resolved": derived}
     rate = schedules.LearningRate(schedule, 1.0, 1000, **OF_SCHEDULE[schedule] | of_rate)
-    return run_config.start_table(config, [device], [1], rate, 100)
+    return run_config.start_table(config, [device], [1], 250_000, rate, 100)
 
 
 @pytest.mark.pitfall(4)
@@ -78,3 +78,9 @@ def test_warns_of_a_run_that_ends_within_its_warm_up(last_step):
 )
 def test_promises_the_same_bits_where_they_are_kept(device, flags, promised):
     assert ("--microbatch_size=6" in table(*flags, device=device)) == promised
+
+
+def test_says_what_averaging_on_the_cpu_copies_to_gpus():
+    [row] = [line for line in table(device="/GPU:0").splitlines() if "averaging" in line]
+    assert " 1.0 MB " in row and "--parameter_device=gpu" in row
+    assert "averaging" not in table()

@@ -59,6 +59,7 @@ class TestARun:
         said = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in table)
         for name, pieces in (
             ("data", ("5,000 train", "1,000 test", "10 classes")),
+            ("model", ("cifarnet", "float32", "sgd", "weight decay 0.004")),
             ("towers", ("2 on /CPU:0, /CPU:1",)),
             ("batch", ("24 global", "4 microbatches", "6")),
             ("steps", ("7", "208.3 per epoch")),
