@@ -6,7 +6,6 @@ Each image has its own draws (`batches.Draws`). The operations are Pillow's.
 import dataclasses
 import itertools
 import math
-import threading
 
 import numpy as np
 import tensorflow as tf
@@ -48,9 +47,6 @@ LEAST_AREA, MOST_AREA = 0.02, 0.33  # of the image, that is erased
 LEAST_RATIO, MOST_RATIO = 0.3, 3.3  # height / width
 _JITTERED = ("brightness", "contrast", "colour")
 _ORDERS = list(itertools.permutations(map(OPERATIONS.index, _JITTERED)))
-
-# Of small images Python does most of the work: threads would only wait for each other.
-_one_at_a_time = threading.Lock()
 
 # Apart from those of `preprocess` and `images`.
 _OPERATION_DRAW, _LEVEL_DRAW, _SIGN_DRAW, _FACTOR_DRAW, _ORDER_DRAW = range(32, 37)
@@ -163,13 +159,11 @@ def distorted(images: np.ndarray, operations: np.ndarray, values: np.ndarray) ->
     """
     functions = [*_OPERATIONS.values()]
     result = np.empty_like(images)
-    with _one_at_a_time:
-        for place, pixels in enumerate(images):
-            image = Image.fromarray(pixels)
-            pairs = zip(operations[place].tolist(), values[place].tolist(), strict=True)
-            for operation, value in pairs:
-                image = functions[operation](image, value)
-            result[place] = image
+    for place, drawn in enumerate(zip(operations.tolist(), values.tolist(), strict=True)):
+        image = Image.fromarray(images[place])
+        for number, value in zip(*drawn, strict=True):
+            image = functions[number](image, value)
+        result[place] = image
     return result
 
 
