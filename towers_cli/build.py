@@ -77,7 +77,7 @@ def load_data(
             for split in (chosen.eval_split, settings.TRAINING_SPLIT)
         ]
 
-    # First the chief: what it downloads and decodes is there for others that share its files.
+    # First the chief: what it downloads is there for others that share its files.
     loaded = load() if workers.is_chief else None
     workers.from_chief("the images", lambda: None)
     evaluated, training = loaded or load()
