@@ -167,7 +167,7 @@ class EncodedImages(Images):
                 broken.append(number)
                 # A terminal obeys control characters, which a name may hold.
                 tqdm.tqdm.write(f"skipped: {self.name(number)!r} {problem}", sys.stderr)
-        kept = np.setdiff1d(np.arange(self.num_examples), broken)
+        kept = np.delete(np.arange(self.num_examples), broken)
         if not kept.size:
             raise checks.DataError(f"{self.source}: no picture can be used.")
         if not broken:

@@ -38,7 +38,8 @@ def load(
 ) -> images.Images:
     """Loads one split, as `datasets.load`: decoded, or as pictures that stay encoded."""
     builder = open_prepared(name, data_dir, read_only)
-    checks.check_split(builder.name, split, builder.info.splits)
+    splits = [name for name, info in builder.info.splits.items() if info.num_examples]
+    checks.check_split(builder.name, split, splits)
     if image_size is not None or None in builder.info.features["image"].shape:
         return _pictures(builder, split, image_size or images.IMAGE_SIZE)
     names = tuple(builder.info.features["label"].names)

@@ -70,6 +70,10 @@ def test_a_missing_split_is_answered_with_those_there_are(data_dir):
     for split in ("test", "train[:5]", "train+validation", "all"):
         with pytest.raises(datasets.DataError, match="has no split '.*'; it has train, validation"):
             datasets.load("tiny_photos", str(data_dir), split)
+    (info,) = data_dir.rglob("dataset_info.json")
+    info.write_text(info.read_text().replace('"25"', '"0"', 1))
+    with pytest.raises(datasets.DataError, match="has no split 'train'; it has validation"):
+        datasets.load("tiny_photos", str(data_dir), "train")
 
 
 def with_another(feature: str, value):
