@@ -3,8 +3,7 @@
     python -m benchmarks.start --data_dir=...
 
 Whole processes, from the shell: `train.py --help`; imports alone; `train.py` up to its first step
-and to its end after 600 steps with logs, summaries, a checkpoint and an evaluation. The data are
-decoded and cached before.
+and to its end after 600 steps with logs, summaries, a checkpoint and an evaluation.
 """
 
 import argparse
@@ -36,8 +35,7 @@ def main():
     parser.add_argument("--steps", type=int, default=600)
     options = parser.parse_args()
     errors.quiet_loggers()
-    for split in datasets.SPLITS:
-        datasets.load(options.dataset, options.data_dir, split)
+    datasets.load(options.dataset, options.data_dir, "train")  # prepared now, if it was not
     found: dict[str, list[float]] = {}
     for _ in range(options.rounds):
         for name, value in one_round(options).items():

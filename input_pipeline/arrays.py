@@ -13,7 +13,7 @@ import tensorflow as tf
 from towers import hashes
 
 from . import batches as by_step
-from . import decoded
+from . import checks
 
 _HASHED_EXAMPLES = 8
 
@@ -93,7 +93,7 @@ class Examples:
     num_examples: int
     parts: tuple
     batches_ahead = tf.data.AUTOTUNE
-    problem: decoded.DataError | None = None
+    problem: checks.DataError | None = None
 
     def gather(self, ids: tf.Tensor, draws: by_step.Draws | None = None) -> tuple:
         """A batch, as `parts`, of the examples of these numbers, int64 [n].

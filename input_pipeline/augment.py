@@ -1,16 +1,15 @@
 """Augmentations by the field's names: TrivialAugment, RandAugment, colour jitter, random erasing.
 
-Each image has its own draws (`batches.Draws`). The operations are Pillow's, or have its pixels.
+Each image has its own draws (`batches.Draws`). The operations are Pillow's.
 """
 
 import dataclasses
 import itertools
 import math
-import threading
 
 import numpy as np
 import tensorflow as tf
-from PIL import Image, ImageEnhance
+from PIL import Image, ImageEnhance, ImageOps
 
 from . import batches
 
@@ -20,70 +19,25 @@ def _moved(image: Image.Image, *affine: float) -> Image.Image:
     return image.transform(image.size, Image.Transform.AFFINE, affine, Image.Resampling.NEAREST)
 
 
-# Operations that Pillow makes, each of an image and `distorted`'s value.
-_BY_PILLOW = {
+# Of an image and the operation's value, as `distorted` has them; in the order of torchvision's
+# TrivialAugmentWide.
+_OPERATIONS = {
     "identity": lambda image, _: image,
     "shear_x": lambda image, tangent: _moved(image, 1, tangent, 0, 0, 1, 0),
     "shear_y": lambda image, tangent: _moved(image, 1, 0, 0, tangent, 1, 0),
     "translate_x": lambda image, pixels: _moved(image, 1, 0, pixels, 0, 1, 0),
     "translate_y": lambda image, pixels: _moved(image, 1, 0, 0, 0, 1, pixels),
     "rotate": lambda image, degrees: image.rotate(degrees),
+    "brightness": lambda image, factor: ImageEnhance.Brightness(image).enhance(factor),
+    "colour": lambda image, factor: ImageEnhance.Color(image).enhance(factor),
+    "contrast": lambda image, factor: ImageEnhance.Contrast(image).enhance(factor),
     "sharpness": lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor),
+    "posterize": lambda image, bits: ImageOps.posterize(image, int(bits)),
+    "solarize": lambda image, least: ImageOps.solarize(image, least),
+    "autocontrast": lambda image, _: ImageOps.autocontrast(image),
+    "equalize": lambda image, _: ImageOps.equalize(image),
 }
-
-_VALUES = np.arange(256, dtype=np.float32)  # of a pixel in a channel
-
-
-def _grey(images: np.ndarray) -> np.ndarray:
-    """As Pillow makes it, of all images at once: uint8 [n, height, width, 1]."""
-    stacked = Image.fromarray(images.reshape(-1, *images.shape[2:]))
-    return np.asarray(stacked.convert("L")).reshape(*images.shape[:3], 1)
-
-
-def _colour(images: np.ndarray, members: np.ndarray, factors: np.ndarray) -> None:
-    """Pillow's, in place: so much of each image, and the rest of its grey."""
-    greys = _grey(images[members]).astype(np.float32)
-    for member, grey, factor in zip(members, greys, factors, strict=True):
-        images[member] = np.clip(grey + factor * (images[member] - grey), 0, 255)
-
-
-def _contrast(images: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    middle = np.floor(_grey(images).mean((1, 2)) + 0.5).astype(np.float32)[..., np.newaxis]
-    return middle + factors * (_VALUES - middle)
-
-
-def _autocontrast(images: np.ndarray, _) -> np.ndarray:
-    least, most = (of(of(images, 1), 1)[..., np.newaxis] for of in (np.min, np.max))  # [n, 3, 1]
-    scale = 255 / np.maximum(most - least, 1)  # float64, as Pillow's
-    return np.where(most > least, _VALUES * scale - least * scale, _VALUES)
-
-
-def _equalize(images: np.ndarray, _) -> np.ndarray:
-    """A value becomes the share of darker pixels, without the brightest ones."""
-    channels = np.moveaxis(images, 3, 1).reshape(-1, math.prod(images.shape[1:3]))
-    counts = np.array([np.bincount(channel, minlength=256) for channel in channels])
-    counts = counts.reshape(-1, 3, 256)
-    brightest = images.max(1).max(1)[..., np.newaxis].astype(np.intp)
-    step = (counts.sum(2, keepdims=True) - np.take_along_axis(counts, brightest, 2)) // 255
-    darker = counts.cumsum(2) - counts
-    return np.where(step, (step // 2 + darker) // np.maximum(step, 1), _VALUES)
-
-
-# What each value becomes, [n, 1, 256] for all channels or [n, 3, 256], of a batch and its values,
-# [n, 1, 1]. Pillow makes such tables in Python, which takes longer than a small image.
-_BY_TABLE = {
-    "brightness": lambda _, factors: factors * _VALUES,
-    "contrast": _contrast,
-    "posterize": lambda _, bits: _VALUES - _VALUES % 2 ** (8 - bits),
-    "solarize": lambda _, least: np.where(least > _VALUES, _VALUES, 255 - _VALUES),
-    "autocontrast": _autocontrast,
-    "equalize": _equalize,
-}
-# In the order of torchvision's TrivialAugmentWide.
-OPERATIONS = (
-    "identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness",
-    "colour", "contrast", "sharpness", "posterize", "solarize", "autocontrast", "equalize",
-)  # fmt: skip
+OPERATIONS = tuple(_OPERATIONS)
 
 NAMES = ("none", "trivial_augment", "rand_augment", "colour_jitter")
 LEVELS = 31  # from nothing to the most, as in both papers
@@ -93,9 +47,6 @@ LEAST_AREA, MOST_AREA = 0.02, 0.33  # of the image, that is erased
 LEAST_RATIO, MOST_RATIO = 0.3, 3.3  # height / width
 _JITTERED = ("brightness", "contrast", "colour")
 _ORDERS = list(itertools.permutations(map(OPERATIONS.index, _JITTERED)))
-
-# Of small images Python does most of the work: threads would only wait for each other.
-_one_at_a_time = threading.Lock()
 
 # Apart from those of `preprocess` and `images`.
 _OPERATION_DRAW, _LEVEL_DRAW, _SIGN_DRAW, _FACTOR_DRAW, _ORDER_DRAW = range(32, 37)
@@ -206,32 +157,14 @@ def distorted(images: np.ndarray, operations: np.ndarray, values: np.ndarray) ->
     Returns:
       uint8 [n, height, width, 3]. What moves into an image is black.
     """
-    result = images.copy()
-    with _one_at_a_time:
-        numbered = enumerate(OPERATIONS)
-        for place, (number, name) in itertools.product(range(operations.shape[1]), numbered):
-            members = np.flatnonzero(operations[:, place] == number)
-            if members.size:
-                _distort(name, result, members, values[members, place])
+    functions = [*_OPERATIONS.values()]
+    result = np.empty_like(images)
+    for place, drawn in enumerate(zip(operations.tolist(), values.tolist(), strict=True)):
+        image = Image.fromarray(images[place])
+        for number, value in zip(*drawn, strict=True):
+            image = functions[number](image, value)
+        result[place] = image
     return result
-
-
-def _distort(name: str, images: np.ndarray, members: np.ndarray, values: np.ndarray) -> None:
-    """One operation on some images of a batch, in their place."""
-    if name in _BY_PILLOW:
-        for member, value in zip(members, values.tolist(), strict=True):
-            images[member] = _BY_PILLOW[name](Image.fromarray(images[member]), value)
-        return
-    values = values.astype(np.float32)
-    if name == "colour":
-        _colour(images, members, values)
-        return
-    tables = _BY_TABLE[name](images[members], values.reshape(-1, 1, 1))
-    for member, table in zip(members, tables.clip(0, 255).astype(np.uint8), strict=True):
-        channels = [images[member]] if len(table) == 1 else np.moveaxis(images[member], 2, 0)
-        for channel, row in zip(channels, table, strict=True):
-            mapped = channel.tobytes().translate(row.tobytes())
-            channel[...] = np.frombuffer(mapped, np.uint8).reshape(channel.shape)
 
 
 def strengths(name: str, height: int, width: int) -> np.ndarray:

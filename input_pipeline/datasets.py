@@ -1,25 +1,22 @@
 """A data set's name → its images and labels, in memory or encoded on disk.
 
-Images of one size are in memory: what has to be decoded or drawn is decoded once and then comes
-from the user's cache folder. Pictures of different sizes, and any for which an image size is asked
-for, are decoded as they are needed (docs/data.md). `data_dir` is written to only where a set has to
-be downloaded.
+Images of one size are in memory, decoded or drawn at each start. Pictures of different sizes, and
+any for which an image size is asked for, are decoded as they are needed (docs/data.md). `data_dir`
+is written to only where a set has to be downloaded.
 """
 
 import contextlib
-import functools
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
 
-from . import decoded, folder, images, shapes
+from . import checks, folder, images, shapes
 
-DataError = decoded.DataError
+DataError = checks.DataError
 Images = images.Images
 ImageArrays = images.ImageArrays
 
 FOLDER = "folder"
-SPLITS = ("train", "test")  # of `shapes` and CIFAR-10; TFDS's sets may have others
 
 
 def load(
@@ -48,13 +45,19 @@ def load(
       class_names: of `folder`, in their order; None for those of its own folders.
       skip_broken: decode all pictures that are not in memory first; list and leave out those that
         cannot be used.
-      read_only: write no file: a set that is not prepared is refused, and nothing is cached.
+      read_only: write no file: a set that is not prepared is refused.
 
     Raises:
       DataError: with a message for the person at the keyboard.
     """
     if dataset == "shapes":
-        return _load_shapes(split, image_size, read_only)
+        if image_size is not None:
+            raise DataError(
+                f"image_size={image_size}: the images of dataset=shapes have one size and are not "
+                "scaled; leave it out."
+            )
+        arrays = shapes.make(split)
+        return ImageArrays(*arrays, class_names=shapes.CLASS_NAMES, source="drawn")
     if dataset == FOLDER and not data_dir:
         raise DataError(
             "dataset=folder needs `data_dir`, the folder of the pictures: class_name/*.jpg in it, "
@@ -72,32 +75,8 @@ def load(
     return loaded
 
 
-def folder_splits(data_dir: str) -> dict[str, images.EncodedImages]:
-    """All pictures of a folder, as of `load`: its splits by their names, or all by the name ""."""
-    with _data_folder(data_dir) as where:
-        names = {"": folder.ALL}
-        if folder.is_split(where):
-            names = {name: name for name in folder.split_names(where)}
-        return {path: folder.load(where, name, images.IMAGE_SIZE) for path, name in names.items()}
-
-
-def _load_shapes(split: str, image_size: int | None, read_only: bool) -> ImageArrays:
-    decoded.check_split("shapes", split, SPLITS)
-    if image_size is not None:
-        raise DataError(
-            f"image_size={image_size}: the images of dataset=shapes have one size and are not "
-            "scaled; leave it out."
-        )
-    version = f"generator {shapes.GENERATOR_VERSION}, seed 0"
-    about = {"drawn": version, "split": split}
-    make = functools.partial(shapes.make, split)
-    arrays, sha256 = decoded.load_or_make(f"shapes-{split}", about, make, read_only)
-    source = f"drawn ({version})"
-    return ImageArrays(*arrays, class_names=shapes.CLASS_NAMES, source=source, fingerprint=sha256)
-
-
 @contextlib.contextmanager
-def _data_folder(data_dir: str | None, is_tfdss: bool = False) -> Iterator[pathlib.Path]:
+def _data_folder(data_dir: str | None, is_tfdss: bool) -> Iterator[pathlib.Path]:
     """The folder to look in; makes a sentence of what the system says of it or of what is in it."""
     default = os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
     try:

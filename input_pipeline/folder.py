@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from . import decoded, images, pictures
+from . import checks, images, pictures
 
 TRAIN, TEST, ALL = "train", "test", "all"
 _TEST_SHARE = 10  # one picture of so many is for `test`
@@ -39,7 +39,7 @@ def load(
     root: pathlib.Path, split: str, image_size: int, class_names: Sequence[str] | None = None
 ) -> images.EncodedImages:
     """Lists the pictures of one split, as `datasets.load`; they are read when they are needed."""
-    decoded.check_split(f"folder in {root}", split, split_names(root))
+    checks.check_split(f"folder in {root}", split, split_names(root))
     has_splits = is_split(root)
     is_cut = not has_splits and split != ALL
     top = root / split if has_splits else root
@@ -148,7 +148,7 @@ def _class_folders(root: pathlib.Path) -> dict[str, list[str]]:
 
 
 def _refuse(root: pathlib.Path, problem: str) -> None:
-    raise decoded.DataError(f"data_dir={root}: {problem}.")
+    raise checks.DataError(f"data_dir={root}: {problem}.")
 
 
 def _check_classes(

@@ -13,15 +13,15 @@ import functools
 import hashlib
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import tensorflow as tf
 import tqdm
 
-from towers import machine
+from towers import hashes, machine
 
-from . import arrays, batches, decoded, mixing, pictures, preprocess
+from . import arrays, batches, checks, mixing, pictures, preprocess
 
 IMAGE_SIZE = 224  # of pictures that are decoded when they are needed, by default
 _CHECKED_AT_A_TIME = 1024  # pictures
@@ -36,13 +36,11 @@ class Images(arrays.Examples):
       class_names: one name per class.
       source: where it came from, one line for a person.
       fingerprint: SHA-256 in hex; the same images, labels and classes have the same.
-      name: an image's number to what a person calls it, such as its path in the folder.
     """
 
     class_names: tuple[str, ...]
     source: str
     fingerprint: str
-    name: Callable[[int], str] = dataclasses.field(default_factory=lambda: str)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -64,15 +62,23 @@ class ImageArrays(Images, arrays.InMemory):
 
     Attributes:
       images: uint8 [n, height, width, channels].
-      labels: int32 [n], each at least 0 and below `len(class_names)`.
+      labels: int32 [n], of any integers, each at least 0 and below `len(class_names)`.
     """
 
     images: np.ndarray
     labels: np.ndarray
+    fingerprint: str = dataclasses.field(init=False)
 
     def __post_init__(self):
+        count = len(self.class_names)
+        for example in np.flatnonzero((self.labels < 0) | (self.labels >= count))[:1]:
+            raise checks.DataError(
+                f"{self.source}: example {example} has label {self.labels[example]}; with {count} "
+                f"classes, labels are 0 to {count - 1}."
+            )
+        self.labels = self.labels.astype(np.int32, copy=False)
         arrays.InMemory.__init__(self, self.images, self.labels)
-        decoded.check_labels(self.labels, len(self.class_names), self.source)
+        self.fingerprint = hashes.sha256(self.parts)
 
 
 @functools.cache
@@ -88,6 +94,7 @@ class EncodedImages(Images):
     Attributes:
       read: number to the encoded picture and its label, an index into `class_names`; OSError or
         ValueError where it cannot be read. Several threads call it.
+      name: number to what a person calls the picture, such as its path in the folder.
       num_examples: how many there are.
       image_size: pixels, the side of the square that each becomes.
       at_random: whether a training gets a part of each at random, or the middle.
@@ -96,6 +103,7 @@ class EncodedImages(Images):
     batches_ahead = 3  # they are large, and every one of them is made on all cores
 
     read: Callable[[int], tuple[bytes, int]]
+    name: Callable[[int], str]
     num_examples: int
     image_size: int = IMAGE_SIZE
     at_random: bool = False
@@ -116,7 +124,7 @@ class EncodedImages(Images):
             cuts = (functools.partial(pictures.at_random, drawn=each) for each in drawn.tolist())
         try:
             squares, labels = zip(*_pool().map(self._square, ids.tolist(), cuts), strict=True)
-        except decoded.DataError as error:
+        except checks.DataError as error:
             self.problem = error
             raise
         return [np.stack(squares), np.array(labels, np.int32)]
@@ -126,7 +134,7 @@ class EncodedImages(Images):
             content, label = self._content(number)
             return pictures.square(content, cut, self.image_size), label
         except pictures.NoPicture as error:
-            raise decoded.DataError(
+            raise checks.DataError(
                 f"{self.name(number)} {error} ({self.source}). Repair it or take it out of the "
                 "set; `skip_broken` leaves out and lists all such pictures."
             ) from error
@@ -147,12 +155,21 @@ class EncodedImages(Images):
 
         All are read and decoded for it; a DataError says that none can be used.
         """
-        broken = dict(self.broken())
-        for number, reason in broken.items():
-            print(f"skipped: {self.name(number)} {reason}", file=sys.stderr, flush=True)
-        kept = np.setdiff1d(np.arange(self.num_examples), list(broken))
+        numbers, at_a_time = range(self.num_examples), _CHECKED_AT_A_TIME
+        problems = itertools.chain.from_iterable(
+            _pool().map(self._problem, numbers[first : first + at_a_time])
+            for first in range(0, self.num_examples, at_a_time)
+        )
+        shown = tqdm.tqdm(problems, "pictures checked", self.num_examples, disable=None)
+        broken = []
+        for number, problem in enumerate(shown):
+            if problem:
+                broken.append(number)
+                # A terminal obeys control characters, which a name may hold.
+                tqdm.tqdm.write(f"skipped: {self.name(number)!r} {problem}", sys.stderr)
+        kept = np.delete(np.arange(self.num_examples), broken)
         if not kept.size:
-            raise decoded.DataError(f"{self.source}: no picture can be used.")
+            raise checks.DataError(f"{self.source}: no picture can be used.")
         if not broken:
             return self
         digest = hashlib.sha256(self.fingerprint.encode() + kept.astype("<i8").tobytes())
@@ -164,16 +181,6 @@ class EncodedImages(Images):
             source=f"{self.source} ({len(broken):,} that cannot be used are skipped)",
             fingerprint=digest.hexdigest(),
         )
-
-    def broken(self) -> Iterator[tuple[int, str]]:
-        """The numbers of the pictures that cannot be used, and why; decodes all, on all cores."""
-        numbers, at_a_time = range(self.num_examples), _CHECKED_AT_A_TIME
-        problems = itertools.chain.from_iterable(
-            _pool().map(self._problem, numbers[first : first + at_a_time])
-            for first in range(0, self.num_examples, at_a_time)
-        )
-        shown = tqdm.tqdm(problems, "pictures checked", self.num_examples, disable=None)
-        return ((number, problem) for number, problem in enumerate(shown) if problem)
 
     def _problem(self, number: int) -> str:
         """Why a picture cannot be used; empty where it can."""
@@ -218,7 +225,7 @@ def _check_fits(split: Images, prepared: preprocess.Preprocessing) -> None:
             f"but those of this split are {list(split.image_shape)}; make another for it"
         )
     if prepared.cuts_at_random and isinstance(split, ImageArrays):
-        raise decoded.DataError(
+        raise checks.DataError(
             f"preprocessing={prepared.name} crops pictures while it decodes them, but these are in "
             "memory: give `image_size`, to decode them as needed, or another `preprocessing`."
         )

@@ -7,7 +7,6 @@ reached within seconds? Only then does TFDS download.
 
 import contextlib
 import difflib
-import functools
 import hashlib
 import json
 import logging
@@ -25,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from . import decoded, images
+from . import checks, images
 
 NETWORK_CHECK_SECONDS = 4.0
 
@@ -39,13 +38,13 @@ def load(
 ) -> images.Images:
     """Loads one split, as `datasets.load`: decoded, or as pictures that stay encoded."""
     builder = open_prepared(name, data_dir, read_only)
+    splits = [name for name, info in builder.info.splits.items() if info.num_examples]
+    checks.check_split(builder.name, split, splits)
     if image_size is not None or None in builder.info.features["image"].shape:
         return _pictures(builder, split, image_size or images.IMAGE_SIZE)
-    about = identity(builder, split) | {"data_path": os.path.realpath(builder.data_path)}
-    make = functools.partial(read, builder, split)
-    arrays, sha256 = decoded.load_or_make(f"{name}-{split}", about, make, read_only)
-    names, source = about["class_names"], _source(builder)
-    return images.ImageArrays(*arrays, class_names=names, source=source, fingerprint=sha256)
+    names = tuple(builder.info.features["label"].names)
+    arrays = read(builder, split)
+    return images.ImageArrays(*arrays, class_names=names, source=_source(builder))
 
 
 def open_prepared(name: str, data_dir: pathlib.Path, read_only: bool) -> tfds.core.DatasetBuilder:
@@ -63,13 +62,13 @@ def open_prepared(name: str, data_dir: pathlib.Path, read_only: bool) -> tfds.co
             known = ["shapes", "folder", *tfds.list_builders(with_community_datasets=False)]
             near = difflib.get_close_matches(re.split("[/:]", name.lower())[0], known)
             problem += f". Did you mean {' or '.join(near) or 'cifar10, cifar100 or shapes'}?"
-        raise decoded.DataError(problem) from error
+        raise checks.DataError(problem) from error
     _check_features(builder)
     # TFDS would warn of a folder without data where there is no folder at all.
     if builder.data_path.exists() and builder.is_prepared():
         return builder
     if read_only:
-        raise decoded.DataError(
+        raise checks.DataError(
             f"{builder.name} is not prepared in {builder.data_dir_root}, and a dry run "
             "(`read_only`) downloads and prepares nothing. Train once without it, or point "
             "`data_dir` to a folder that holds the set prepared."
@@ -95,7 +94,7 @@ def _check_features(builder: tfds.core.DatasetBuilder) -> None:
     is_image = isinstance(image, tfds.features.Image) and image.np_dtype == np.uint8
     is_class = isinstance(label, tfds.features.ClassLabel) and label.num_classes
     if not (is_image and image.shape[-1] and is_class):
-        raise decoded.DataError(
+        raise checks.DataError(
             f"dataset={builder.name} cannot be used: it must have `image` (uint8 [height, width, "
             f"channels]) and `label` (a class), but has {' '.join(repr(features).split())}."
         )
@@ -116,7 +115,7 @@ def _prepare(builder: tfds.core.DatasetBuilder) -> None:
     )
     for url in [url for url in missing if url.startswith("http")][:1]:
         if problem := _unreachable(url):
-            raise decoded.DataError(
+            raise checks.DataError(
                 f"{name} is not in {root}, and {urllib.parse.urlsplit(url).hostname} cannot be "
                 f"reached to download it ({problem}; https_proxy and the like count). {by_hand}"
             )
@@ -124,7 +123,7 @@ def _prepare(builder: tfds.core.DatasetBuilder) -> None:
     try:
         builder.download_and_prepare()
     except Exception as error:  # of the network, the disk, archives, and packages that are missing
-        raise decoded.DataError(
+        raise checks.DataError(
             f"{name} could not be downloaded and prepared in {root}: {_reason(error)} {by_hand}"
         ) from error
 
@@ -153,28 +152,15 @@ def _source(builder: tfds.core.DatasetBuilder) -> str:
     return f"TFDS {builder.info.full_name} in {builder.data_dir_root}"
 
 
-def identity(builder: tfds.core.DatasetBuilder, split: str) -> dict[str, Any]:
-    """What a split is, as JSON values: the version, the classes, the files' sizes and times."""
-    decoded.check_split(builder.name, split, builder.info.splits)
-    info = builder.info.splits[split]
-    with _damage_named(builder):
-        if not info.num_examples:
-            raise ValueError(f"{split} is empty")
-        files = [(os.path.basename(path), os.stat(path)) for path in info.filepaths]
-    return {
-        "name": builder.info.full_name,
-        "split": split,
-        "class_names": tuple(builder.info.features["label"].names),
-        "files": [[name, status.st_size] for name, status in files],
-        "modified": [status.st_mtime_ns for _, status in files],
-    }
+def read(builder: tfds.core.DatasetBuilder, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Decodes one split whose images have one size, in the order of its files.
 
-
-def read(builder: tfds.core.DatasetBuilder, split: str) -> decoded.Arrays:
-    """Decodes one split whose images have one size, in the order of its files."""
+    Returns:
+      images: uint8 [n, height, width, channels]; labels: int64 [n].
+    """
     shape = builder.info.features["image"].shape
     count = builder.info.splits[split].num_examples
-    decoded.check_memory(
+    checks.check_memory(
         f"dataset={builder.name} is too large: {count:,} images of {list(shape)}",
         count * math.prod(shape),
         "With `image_size` the pictures are decoded when they are needed.",
@@ -191,22 +177,27 @@ def read(builder: tfds.core.DatasetBuilder, split: str) -> decoded.Arrays:
         for number, batch in enumerate(examples.batch(at_a_time).as_numpy_iterator()):
             place = slice(number * at_a_time, number * at_a_time + len(batch[1]))
             pixels[place], labels[place] = batch
-    decoded.check_labels(labels, builder.info.features["label"].num_classes, _source(builder))
-    return pixels, labels.astype(np.int32)
+    return pixels, labels
 
 
 def _pictures(
     builder: tfds.core.DatasetBuilder, split: str, image_size: int
 ) -> images.EncodedImages:
     """The pictures of a split, which stay encoded: on disk in ArrayRecord files, else in memory."""
-    about = identity(builder, split)
-    about.pop("modified")  # which copying changes
+    info = builder.info.splits[split]
     with _damage_named(builder):
+        files = [(os.path.basename(path), os.path.getsize(path)) for path in info.filepaths]
         records = _records(builder, split)
+    about = {
+        "name": builder.info.full_name,
+        "split": split,
+        "class_names": builder.info.features["label"].names,
+        "files": files,
+    }
     if records is None:
-        decoded.check_memory(
+        checks.check_memory(
             f"dataset={builder.name} is too large: the pictures of {split}",
-            sum(size for _, size in about["files"]),
+            sum(size for _, size in files),
             "As ArrayRecord files they are read from disk; this adds such files to the set: "
             "pip install apache-beam mlcroissant && tfds convert_format "
             f"--dataset_version_dir={builder.data_path} --out_file_format=array_record",
@@ -226,8 +217,8 @@ def _pictures(
     return images.EncodedImages(
         read=read_one,
         name=lambda number: f"{split}/{number}",
-        num_examples=builder.info.splits[split].num_examples,
-        class_names=about["class_names"],
+        num_examples=info.num_examples,
+        class_names=tuple(about["class_names"]),
         source=_source(builder),
         fingerprint=hashlib.sha256(json.dumps(about).encode()).hexdigest(),
         image_size=image_size,
@@ -269,7 +260,7 @@ def _damage_named(builder: tfds.core.DatasetBuilder) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise decoded.DataError(
+        raise checks.DataError(
             f"{builder.name} in {builder.data_path} cannot be read: {_reason(error)}. Copy the set "
             "again, or remove that folder and let it be prepared again."
         ) from error

@@ -81,12 +81,12 @@ def load(setup: findings.Setup) -> Images:
     """
     name = "shapes" if setup.shapes else "cifar10"
     try:  # without a download
-        datasets.load(name, setup.data_dir, "test", read_only=True)
+        test = datasets.load(name, setup.data_dir, "test", read_only=True)
     except datasets.DataError as error:
         if setup.data_dir:
             raise datasets.DataError(f"--data_dir={setup.data_dir}: {error}") from error
-        name = "shapes"
-    train, test = (datasets.load(name, setup.data_dir, split) for split in datasets.SPLITS)
+        name, test = "shapes", datasets.load("shapes", None, "test")
+    train = datasets.load(name, setup.data_dir, "train")
     return Images(KNOWN.get(train.fingerprint[:12], name), train, test)
 
 

@@ -58,7 +58,7 @@ def load_data(
     """The splits that a run is trained on and evaluated on, the same on all workers."""
     # First the split whose name may be wrong: decoding the other may take minutes.
     names = (chosen.eval_split, settings.TRAINING_SPLIT)
-    # First the chief: what it downloads and decodes is there for others that share its files.
+    # First the chief: what it downloads is there for others that share its files.
     for is_turn in (workers.is_chief, not workers.is_chief):
         if is_turn:
             evaluated, training = (load_split(chosen, name) for name in names)

@@ -90,8 +90,8 @@ _M = "the loss float32 [],\nlogits float32 [32, 10],\n10 gradients"
 _LOOP = "one graph: cuts the batch; the loop over towers gives each a copy of the weights"
 _RESULT = "losses float32 [4], gradients; step 1,000, examples seen 128,000"
 BOXES = {
-    "read": Box(36, 72, 170, "tfds_source.read", "decodes the files,\nonce for all runs"),
-    "load": Box(340, 72, 230, "datasets.load", "all images in memory,\nonce for each run"),
+    "read": Box(36, 72, 170, "tfds_source.read", "decodes the files,\nonce for each run"),
+    "load": Box(340, 72, 230, "datasets.load", "all images in memory,\nwith their hash"),
     "ids": Box(36, 186, 170, "batches.example_ids", "which 128 of 50,000,\nby seed and step"),
     "batches": Box(272, 186, 196, "arrays.Examples.gather", "takes them,\nsome steps ahead"),
     "distort": Box(

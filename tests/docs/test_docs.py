@@ -99,7 +99,7 @@ def test_the_program_for_several_workers_ends_with_the_weights_of_one(tmp_path):
 def test_the_program_of_the_page_on_data_trains(tmp_path):
     [program] = programs("docs/data.md")
     photos.folder(tmp_path / "pictures", 40)
-    shown = run(tmp_path, "-c", program, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    shown = run(tmp_path, "-c", program)
     assert 0 <= float(shown.splitlines()[-1]) <= 1
     assert (tmp_path / "runs/mine/final_model.json").exists()
 

@@ -9,8 +9,10 @@ Where the network itself matters, as for the promise of the same bits, a test ta
 """
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 import pytest
 
 import towers  # noqa: F401  before what imports TensorFlow: it sets it up
@@ -25,6 +27,16 @@ _DEFAULTS = {
     resnet.build: {"blocks_per_stage": 1},
 }
 
+_make = shapes.make
+
+
+@functools.cache
+def _drawn(split: str, *_) -> tuple[np.ndarray, np.ndarray]:
+    """Of `shapes`, once for all runs here, and for the forks of this process."""
+    return _make(split)
+
+
+_drawn("train", *shapes._SPLITS["train"])
 _made_lighter = frozenset({"networks", "images"})
 
 
@@ -39,7 +51,7 @@ def runs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if "images" in _made_lighter:
             patch.setitem(shapes._SPLITS, "test", (1, TEST_IMAGES))
-            patch.setattr(shapes, "GENERATOR_VERSION", TEST_IMAGES)  # else the cache has the whole
+        patch.setattr(shapes, "make", lambda split: _drawn(split, *shapes._SPLITS[split]))
         if "networks" in _made_lighter:
             for build, defaults in _DEFAULTS.items():
                 patch.setattr(build, "__kwdefaults__", build.__kwdefaults__ | defaults)

@@ -98,7 +98,7 @@ def whole_runs():
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory):
-    """Whatever the tests run keeps decoded data in one folder, and not in the user's."""
+    """The kernels that GPUs chose are kept in one folder, and not in the user's."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 

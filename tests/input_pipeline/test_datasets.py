@@ -1,6 +1,7 @@
 """Data sets by name: prepared ones, and what is said where there are none."""
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import time
@@ -11,14 +12,13 @@ import pytest
 import tensorflow as tf
 import tiny_photos
 
-from input_pipeline import datasets, decoded
-from towers import machine
+from input_pipeline import checks, datasets
+from towers import hashes, machine
 
 
 @pytest.fixture(autouse=True)
-def _no_cache_and_no_network(tmp_path, monkeypatch):
-    """A cache for each test, and a proxy that does not answer."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def _no_network(monkeypatch):
+    """A proxy that does not answer."""
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "")
@@ -51,23 +51,17 @@ def test_a_prepared_set_is_read_whole_with_labels_and_names(data_dir):
     assert _everything_in(data_dir) == before, "the data folder was written to"
 
 
-def test_a_second_load_decodes_nothing_and_changed_files_are_decoded_again(data_dir):
-    tiny_photos.prepare(data_dir)
-    (file,) = data_dir.rglob("*train.tfrecord*")
-    first = datasets.load("tiny_photos", str(data_dir), "train")
-    content, times = file.read_bytes(), os.stat(file)
-    file.write_bytes(bytes(len(content)))  # which cannot be decoded
-    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    again = datasets.load("tiny_photos", str(data_dir), "train")
-    np.testing.assert_array_equal(first.images, again.images)
-    assert (first.fingerprint, first.source) == (again.fingerprint, again.source)
-    os.utime(file, (1, 1))
-    with pytest.raises(datasets.DataError, match="cannot be read"):
-        datasets.load("tiny_photos", str(data_dir), "train")
-    file.write_bytes(content)
-    (names_file,) = data_dir.rglob("label.labels.txt")
-    names_file.write_text("ant\nbee\ncat\n")
-    assert datasets.load("tiny_photos", str(data_dir), "train").class_names[2] == "cat"
+def test_the_fingerprint_is_of_the_images_and_labels(tmp_path):
+    first, copied = tmp_path / "first", tmp_path / "copied"
+    tiny_photos.prepare(first)
+    before = datasets.load("tiny_photos", str(first), "train").fingerprint
+    os.rename(first, copied)
+    (path,) = copied.rglob("*train.tfrecord*")
+    os.utime(path, (1, 1))
+    found = datasets.load("tiny_photos", str(copied), "train")
+    assert found.fingerprint == before == hashes.sha256([found.images, found.labels])
+    found.labels[3] += 1
+    assert dataclasses.replace(found).fingerprint != before
 
 
 def test_a_missing_split_is_answered_with_those_there_are(data_dir):
@@ -76,6 +70,10 @@ def test_a_missing_split_is_answered_with_those_there_are(data_dir):
     for split in ("test", "train[:5]", "train+validation", "all"):
         with pytest.raises(datasets.DataError, match="has no split '.*'; it has train, validation"):
             datasets.load("tiny_photos", str(data_dir), split)
+    (info,) = data_dir.rglob("dataset_info.json")
+    info.write_text(info.read_text().replace('"25"', '"0"', 1))
+    with pytest.raises(datasets.DataError, match="has no split 'train'; it has validation"):
+        datasets.load("tiny_photos", str(data_dir), "train")
 
 
 def with_another(feature: str, value):
@@ -153,16 +151,16 @@ def test_images_may_have_what_training_leaves(monkeypatch, needed, available, fi
     memory = psutil.virtual_memory()._replace(available=int(available))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     with contextlib.nullcontext() if fits else pytest.raises(datasets.DataError, match="GB"):
-        decoded.check_memory("too large: they", int(needed))
+        checks.check_memory("too large: they", int(needed))
 
 
 def test_of_a_containers_memory_what_the_process_has_is_gone(monkeypatch, tmp_path):
     left = psutil.Process().memory_info().rss + 10**9
     (tmp_path / "memory.max").write_text(f"{left}")
     monkeypatch.setattr(machine, "CONTROL_GROUP", tmp_path)
-    decoded.check_memory("they fit", int(3e8))
+    checks.check_memory("they fit", int(3e8))
     with pytest.raises(datasets.DataError, match="GB"):
-        decoded.check_memory("too large: they", int(6e8))
+        checks.check_memory("too large: they", int(6e8))
 
 
 # Names and folders that cannot be used.
@@ -213,14 +211,13 @@ def test_an_archive_brought_by_hand_is_prepared_without_a_network(data_dir):
     assert "\n" not in str(caught.value)
 
 
-def test_without_a_home_data_are_drawn_and_not_kept_or_asked_for(tmp_path, monkeypatch, caplog):
+def test_without_a_home_data_are_drawn_and_not_asked_for(tmp_path, monkeypatch):
     """As in a container whose user has no entry and no HOME."""
-    for name in ("HOME", "XDG_CACHE_HOME", "TFDS_DATA_DIR"):
+    for name in ("HOME", "TFDS_DATA_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     monkeypatch.chdir(tmp_path)
     assert len(datasets.load("shapes", None, "test").images) == 1000
-    assert "not cached" in caplog.text
-    with pytest.raises(decoded.DataError, match="`data_dir`"):
+    with pytest.raises(checks.DataError, match="`data_dir`"):
         datasets.load("cifar10", None, "test")
     assert not list(tmp_path.iterdir())  # no folder ~

@@ -7,7 +7,7 @@ import unicodedata
 import photos
 import pytest
 
-from input_pipeline import datasets, decoded, folder
+from input_pipeline import checks, datasets, folder
 
 
 @pytest.fixture
@@ -52,11 +52,11 @@ def test_folders_of_splits(tmp_path):
     found = load(tmp_path, "val")
     assert found.class_names == ("ant", "bee", "cow") and labels_of(found) == [1, 1, 2, 2]
     assert found.name(0) == "bee/000.jpg"
-    with pytest.raises(decoded.DataError, match="'test'.* it has train, val"):
+    with pytest.raises(checks.DataError, match="'test'.* it has train, val"):
         load(tmp_path, "test")
     (tmp_path / "val" / "x.jpg").touch()
     assert load(tmp_path, "train").num_examples == 6
-    with pytest.raises(decoded.DataError, match="val/x.jpg"):
+    with pytest.raises(checks.DataError, match="val/x.jpg"):
         load(tmp_path, "val")
 
 
@@ -136,16 +136,16 @@ def holds_out_all_dogs(root):
 )
 def test_what_is_refused(root, break_it, names):
     break_it(root)
-    with pytest.raises(decoded.DataError, match=names):
+    with pytest.raises(checks.DataError, match=names):
         load(root, "train")
 
 
 def test_classes_that_the_run_does_not_have_and_no_pictures_are_refused(root, tmp_path):
-    with pytest.raises(decoded.DataError, match="'cow': not a class of the set.*'ant', 'bee'"):
+    with pytest.raises(checks.DataError, match="'cow': not a class of the set.*'ant', 'bee'"):
         load(root, "all", ["ant", "bee"])
     for name in ("ant", "bee"):
         (tmp_path / "none" / name).mkdir(parents=True)
-    with pytest.raises(decoded.DataError, match="no pictures in all"):
+    with pytest.raises(checks.DataError, match="no pictures in all"):
         load(tmp_path / "none", "all")
 
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 import tiny_photos
 
-from input_pipeline import batches, datasets, decoded, images, pictures, preprocess
+from input_pipeline import batches, checks, datasets, images, pictures, preprocess
 
 BATCH, SIZE = 8, 16
 
@@ -112,10 +112,9 @@ class TestBroken:
 
     def test_all_are_listed_and_left_out(self, broken, capfd):
         whole = datasets.load("folder", str(broken), "all", image_size=SIZE)
-        lines = [f"skipped: {whole.name(number)} {reason}" for number, reason in whole.broken()]
         split = datasets.load("folder", str(broken), "all", image_size=SIZE, skip_broken=True)
-        assert capfd.readouterr().err.splitlines() == lines
-        starts = "ant/003.jpg is not", "bee/004.jpg cannot be decoded", "cow/005.jpg is empty"
+        lines = capfd.readouterr().err.splitlines()
+        starts = "'ant/003.jpg' is not", "'bee/004.jpg' cannot be decoded", "'cow/005.jpg' is empty"
         for line, start in zip(lines, starts, strict=True):
             assert line.startswith(f"skipped: {start}")
         assert split.fingerprint != whole.fingerprint
@@ -126,7 +125,7 @@ class TestBroken:
 
     def test_a_label_without_a_class_is_refused(self, split):
         wrong = dataclasses.replace(split, read=lambda number: (split.read(number)[0], -1))
-        with pytest.raises(decoded.DataError, match="has label -1: must be 0 to 2"):
+        with pytest.raises(checks.DataError, match="has label -1: must be 0 to 2"):
             wrong.some(1)
 
 
@@ -140,9 +139,8 @@ def tfds_set(tmp_path, count, size=(None, None), **options) -> tuple[str, list[b
 
 @pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
 @pytest.mark.parametrize("size", [(24, 30), (None, None)], ids=["one size", "different sizes"])
-def test_a_tfds_set_of_pictures(tmp_path, monkeypatch, size, file_format):
+def test_a_tfds_set_of_pictures(tmp_path, size, file_format):
     """One of different sizes, and any for which a size is asked for."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     where, contents = tfds_set(tmp_path, 10, size, file_format=file_format)
     if size[0]:
         held = datasets.load("tiny_photos", where, "train")
@@ -166,7 +164,7 @@ def test_tfrecords_too_large_for_memory_are_refused_with_the_command_that_conver
     memory = psutil.virtual_memory()._replace(available=10**6)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     command = f"tfds convert_format --dataset_version_dir={where}/tiny_photos/1.0.0 --out_file"
-    with pytest.raises(decoded.DataError, match=command):
+    with pytest.raises(checks.DataError, match=command):
         datasets.load("tiny_photos", where, "train")
 
 
@@ -177,10 +175,10 @@ def test_array_records_that_are_damaged_are_named(tmp_path):
     content = bytearray(path.read_bytes())
     content[200:400] = bytes(200)
     path.write_bytes(content)
-    with pytest.raises(decoded.DataError, match="train/0 cannot be read"):
+    with pytest.raises(checks.DataError, match="train/0 cannot be read"):
         found.some(1)
     path.unlink()
-    with pytest.raises(decoded.DataError, match=path.name):
+    with pytest.raises(checks.DataError, match=path.name):
         datasets.load("tiny_photos", where, "train", image_size=SIZE)
 
 
@@ -190,9 +188,7 @@ def any_split(request, split):
         return split
     pixels = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), np.uint8)
     labels = np.arange(40, dtype=np.int32) % 10
-    return datasets.ImageArrays(
-        pixels, labels, class_names=tuple("0123456789"), source="drawn", fingerprint="0"
-    )
+    return datasets.ImageArrays(pixels, labels, class_names=tuple("0123456789"), source="drawn")
 
 
 def test_a_training_has_a_fingerprint_of_all_that_decides_its_batches(any_split):
@@ -224,5 +220,5 @@ def test_preprocessing_of_other_images_is_refused(any_split):
             use(any_split, other, BATCH)
     if isinstance(any_split, datasets.ImageArrays):
         crops = preprocess.for_images("random_resized_crop", any_split.image_shape)
-        with pytest.raises(decoded.DataError, match="crops pictures while it decodes them"):
+        with pytest.raises(checks.DataError, match="crops pictures while it decodes them"):
             images.training(any_split, crops, 0)

@@ -11,8 +11,6 @@ from lessons import recipe
 from towers.networks import optimizers
 from towers_cli import resolve
 
-pytestmark = pytest.mark.usefixtures("cache")
-
 SHAPES = 5000  # training examples of the embedded data set
 
 

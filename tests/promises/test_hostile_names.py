@@ -3,6 +3,7 @@
 import json
 import re
 
+import photos
 import pytest
 import scripts
 import tiny_photos
@@ -30,9 +31,8 @@ def test_printable(text, shown):
 
 
 @pytest.fixture
-def data_dir(tmp_path, monkeypatch):
+def data_dir(tmp_path):
     """A prepared set whose first class, and configuration, have a hostile name."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tiny_photos.prepare(tmp_path / "data", size=(32, 32))
     (names,) = (tmp_path / "data").rglob("label.labels.txt")
     names.write_text(f"{HOSTILE}\nbee\ncow\n")
@@ -62,3 +62,10 @@ def test_names_of_classes_are_shown_escaped_and_kept_as_they_are(tmp_path, data_
     refused = scripts.run("eval", f"--train_dir={run}")
     check_harmless(refused, 2)
     assert "class_names" in refused.stderr
+
+
+def test_names_of_pictures_that_are_skipped_are_shown_escaped(tmp_path):
+    root = photos.folder(tmp_path / "pictures", 12)
+    (root / "ant" / f"{HOSTILE}.jpg").write_bytes(b"")
+    flags = ["--dataset=folder", f"--data_dir={root}", "--skip_broken", "--dry_run"]
+    check_harmless(scripts.train(tmp_path / "run", *flags), 0)

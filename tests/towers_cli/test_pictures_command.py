@@ -10,8 +10,9 @@ import photos
 import pytest
 import scripts
 
+from input_pipeline import folder as picture_folder
 from input_pipeline import mixing
-from towers_cli import build, check_pictures, settings
+from towers_cli import build, settings
 
 STEPS = 6
 
@@ -89,19 +90,19 @@ def test_a_broken_picture_ends_a_run_with_a_sentence_or_is_skipped(broken, tmp_p
     assert "bee/003.jpg is not JPEG" in done.stderr and "skip_broken" in done.stderr
     done = scripts.run("train", *flags(broken, tmp_path / "other", "--skip_broken"))
     assert done.returncode == 0, done.stderr
-    assert "skipped: bee/003.jpg is not JPEG" in done.stderr
+    assert "skipped: 'bee/003.jpg' is not JPEG" in done.stderr
     evaluated = scripts.run("eval", f"--train_dir={tmp_path / 'other'}", "--split=all")
     assert "35 examples, each once" in evaluated.stdout
 
 
-def test_a_folder_is_checked_by_a_command_of_its_own(broken, folder, capsys):
-    for arguments, code, names in (
-        ([str(folder)], 0, "36 pictures, all of them can be used"),
-        ([str(broken)], 1, "bee/003.jpg is not JPEG"),
-        ([str(broken / "nowhere")], 1, "nowhere"),
-    ):
-        assert check_pictures.main(arguments) == code
-        assert names in "".join(capsys.readouterr())
+def test_a_dry_run_lists_all_pictures_that_cannot_be_used(broken, tmp_path):
+    held_out = next(n for n in range(1000) if picture_folder.is_for_test(f"cow/{n}.jpg"))
+    (broken / "cow" / f"{held_out}.jpg").touch()
+    done = scripts.run("train", *flags(broken, tmp_path / "run", "--skip_broken", "--dry_run"))
+    assert done.returncode == 0
+    listed = sorted(line for line in done.stderr.splitlines() if line.startswith("skipped: "))
+    assert [line.split()[1] for line in listed] == ["'bee/003.jpg'", f"'cow/{held_out}.jpg'"]
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.long
