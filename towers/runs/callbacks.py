@@ -52,13 +52,8 @@ class RunCallback(keras.callbacks.Callback):
 
     def _append(self, values: dict) -> dict:
         """Writes a line of `metrics.jsonl`: how far the run is, and values; returns it."""
-        run = self.run
-        line = {
-            "step": run.state.step,
-            "examples_seen": run.examples_seen,
-            "epoch": run.epochs_made,
-        } | values
-        run_folder.append_line(run.folder.metrics, line)
+        line = self.run.progress() | values
+        run_folder.append_line(self.run.folder.metrics, line)
         return line
 
 
