@@ -146,7 +146,6 @@ class CheckpointEvaluator:
         run_folder.append_line(self._folder.evaluations, line)
         with summaries.events(self._writer, step):
             summaries.scalars(figures)
-            self._writer.flush()
         print(report(line, examples, derived["class_names"]), flush=True)
 
     def evaluate_once(self) -> None:

@@ -196,7 +196,7 @@ class TestLayers:
         source, model = Own(1), Own(2)
         before = values(model.begin) + values(model.end[0])
         found = taken(saved(source), model)
-        assert len(found["kept"]) == 3 and len(found["taken"]) == 1
+        assert len(found["kept"]) == 3
         np.testing.assert_array_equal(model.scale.value, source.scale.value)
         assert_same(values(model.begin) + values(model.end[0]), before)
 
@@ -293,9 +293,8 @@ class TestARun:
         source = model(1)
         run_in(tmp_path, source, 1)
         checkpoint = tmp_path / "checkpoints" / "step-3"
-        found = taken(checkpoint, new := model(*frozen))
+        taken(checkpoint, new := model(*frozen))
         assert_same(values(new), values(source))
-        assert len(found["taken"]) == 4
 
 
 @pytest.mark.parametrize(
@@ -320,9 +319,10 @@ class TestTheCommand:
     def test_begins_with_a_run_and_goes_on_where_it_is_gone(self, first, tmp_path):
         given = [f"--init_from={first}"]
         done = scripts.trained(tmp_path / "new", *given, "--max_steps=1")
-        assert "final_model.keras: 7 of 7 layers with weights" in " ".join(done.stdout.split())
+        assert str(first / "final_model.keras") in done.stdout
         config = json.loads((tmp_path / "new" / "config.json").read_text())
-        assert config["resolved"]["init_from"]["path"] == str(first)
+        recorded = config["resolved"]["init_from"]
+        assert (recorded["path"], recorded["kept"]) == (str(first), [])
         first.rename(tmp_path / "elsewhere")
         done = scripts.trained(tmp_path / "new", *given, "--max_steps=2")
         assert "continuing at step 1" in done.stdout

@@ -61,16 +61,12 @@ def _encoded(callback: keras.callbacks.Callback) -> Iterator[tuple[str, object]]
     for name, value in vars(callback).items():
         is_sign = name == "min_delta" and hasattr(callback, "monitor_op")  # Keras sets it each time
         if name not in _NOT_STATE and not is_sign:
-            with contextlib.suppress(_NotPlainError):
+            with contextlib.suppress(TypeError):  # no plain data
                 yield name, _encode(value)
 
 
 def _hash(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
-
-
-class _NotPlainError(Exception):
-    pass
 
 
 # What JSON does not have, by the name that stands for it.
@@ -87,7 +83,7 @@ def _encode(value):
     if type(value) is list:
         return [_encode(item) for item in value]
     if type(value) not in _KINDS.values():
-        raise _NotPlainError
+        raise TypeError
     items = value.items() if type(value) is dict else value
     return {type(value).__name__: [_encode(item) for item in items]}
 

@@ -31,7 +31,6 @@ from towers import (
     hashes,
     machine,
     model_state,
-    not_finite,
     step,
     updating,
     worker,
@@ -285,7 +284,9 @@ class Run:
         while state.step < end and not model.stop_training:
             place, self.batch = state.step - first, next(self._batches)
             callbacks.on_train_batch_begin(place)
-            logs = self._step()
+            with run_errors.explained(f"step {state.step + 1}"):
+                logs, self.watched = self.distribution.train_step(self.batch)
+            state.step += 1
             callbacks.on_train_batch_end(place, logs)
             self.workers.ask_to_stop(self._asked.received)  # several know of it after the next step
             if stopped_by := self.workers.stop_asked():
@@ -297,20 +298,6 @@ class Run:
             if self._is_due() and state.step < end:  # else the end of the epoch saves
                 self._save()
         return pythonify_logs(model._get_metrics_result_or_logs(logs))
-
-    def _step(self) -> Mapping[str, tf.Tensor]:
-        try:
-            with run_errors.explained():
-                logs, self.watched = self.distribution.train_step(self.batch)
-        except tf.errors.InvalidArgumentError as error:
-            if not not_finite.is_from_check(error):
-                raise
-            raise run_errors.TrainingError(
-                f"step {self.state.step + 1}: a loss or a gradient is NaN or Inf; the step "
-                "was not applied. A lower learning rate, clipped gradients or a wider type may help"
-            ) from error
-        self.state.step += 1
-        return logs
 
     def _evaluate(self, epoch: int) -> dict[str, float]:
         """Keras's evaluation of the validation data after an epoch, where it is due."""
@@ -372,9 +359,6 @@ class Run:
         if not self.workers.is_chief:
             return
         self.folder.check_held()
-        for writer in self._writers.values():
-            with summaries.events(writer, 0):
-                writer.flush()
         self._write_checkpoint()
         if self._config[run_folder.FIRST_CHECKPOINT] is None:
             self._config[run_folder.FIRST_CHECKPOINT] = self.state.step

@@ -32,10 +32,11 @@ def file_writer(folder: Path) -> tf.summary.SummaryWriter:
 
 @contextlib.contextmanager
 def events(writer: tf.summary.SummaryWriter, at_step: int) -> Iterator[None]:
-    """While entered, summaries are of a step, or of so many examples seen."""
+    """While entered, summaries are of a step, or of so many examples seen; then on the disk."""
     # As an array: TensorFlow 2.21 keeps every Python number forever (tensorflow#68196).
     with _on_disk(), writer.as_default(step=tf.constant(np.int64(at_step))):
         yield
+        writer.flush()
 
 
 def scalars(values: Mapping[str, float]) -> None:

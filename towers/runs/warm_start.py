@@ -52,7 +52,7 @@ def locate(init_from: str | os.PathLike) -> str:
 def take(init_from: str | os.PathLike, model: keras.Model) -> dict:
     """Gives a model the weights that it finds, as they are evaluated, and no optimizer's state.
 
-    It prints how many layers took some, and which did not.
+    It prints which layers took none.
 
     Args:
       init_from: a run's folder, a checkpoint in one, or a `.keras` file. A checkpoint has no names
@@ -61,8 +61,7 @@ def take(init_from: str | os.PathLike, model: keras.Model) -> dict:
 
     Returns:
       For `config.json`: `path`, absolute; `file`, the file or checkpoint that was read; `sha256` of
-      all that was taken; `taken`, the layers that took it; `kept`, those of the model that keep
-      what they have, with the reason.
+      all that was taken; `kept`, the layers that keep what they have, with the reason.
 
     Raises:
       WarmStartError: there are no weights, they cannot be read, or no layer finds any.
@@ -75,17 +74,12 @@ def take(init_from: str | os.PathLike, model: keras.Model) -> dict:
             pairs = restore(file, model)
     except (WarmStartError, checkpoints.CheckpointError) as error:
         raise WarmStartError(f"init_from={init_from}: {error}") from error
-    layers = [variable.path.rpartition("/")[0] or variable.path for variable, _ in pairs]
-    taken = [*dict.fromkeys(layers)]
-    count = f"{len(taken)} of {len(taken) + len(kept)} layers with weights"
-    io_utils.print_msg(f"begins with {file}: {count}")
-    if kept:
-        io_utils.print_msg(f"not taken: {'; '.join(kept)[:300]}")
+    but = f", but for {len(kept)} layers: {'; '.join(kept)[:300]}" if kept else ""
+    io_utils.print_msg(f"begins with the weights of {file}{but}")
     return {
         "path": os.path.abspath(os.path.expanduser(init_from)),
         "file": file,
         "sha256": hashes.sha256(value for _, value in pairs),
-        "taken": taken,
         "kept": kept,
     }
 
