@@ -69,8 +69,8 @@ def _hash(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-# What JSON does not have, by the name that stands for it.
-_KINDS = {"tuple": tuple, "set": set, "dict": dict}
+# By the name that stands for each: JSON has no more than one of them.
+_KINDS = {"list": list, "tuple": tuple, "set": set, "dict": dict}
 
 
 def _encode(value):
@@ -80,8 +80,6 @@ def _encode(value):
         with io.BytesIO() as file:
             np.save(file, value, allow_pickle=False)
             return {"array": base64.b64encode(file.getvalue()).decode()}
-    if type(value) is list:
-        return [_encode(item) for item in value]
     if type(value) not in _KINDS.values():
         raise TypeError
     items = value.items() if type(value) is dict else value
@@ -89,12 +87,10 @@ def _encode(value):
 
 
 def _decode(value):
-    if isinstance(value, list):
-        return [_decode(item) for item in value]
     if not isinstance(value, Mapping):
         return value
     ((kind, content),) = value.items()
     if kind == "array":
         packed = io.BytesIO(base64.b64decode(content))
         return np.load(packed, allow_pickle=False)[()]
-    return _KINDS[kind](_decode(content))
+    return _KINDS[kind](map(_decode, content))

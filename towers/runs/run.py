@@ -319,10 +319,6 @@ class Run:
             )
         return {f"val_{name}": value for name, value in logs.items()}
 
-    def _averaged(self) -> contextlib.AbstractContextManager[None]:
-        """While entered, the model has its averages in place of its weights, if there are some."""
-        return self._averages.averaged() if self._averages else contextlib.nullcontext()
-
     @property
     def examples_seen(self) -> int:
         """How many examples the updates were made of."""
@@ -396,18 +392,16 @@ class Run:
 
     def _definition(self, callbacks: Sequence) -> dict:
         """What decides the weights that the run ends with, by name."""
-        distribution, defined = self.distribution, self._defined
-        layers = definition.describe_model(self.model)
+        distribution, defined, model = self.distribution, self._defined, self.model
         if distribution.described_optimizer is None:  # before a callback changes its rate
-            optimizer = definition.describe("optimizer", self.model.optimizer)
-            distribution.described_optimizer = optimizer
+            distribution.described_optimizer = definition.describe("optimizer", model.optimizer)
         if defined is None:
             defined = definition.describe_run(
-                self.model, distribution.described_optimizer, self._data.definition, callbacks
+                model, distribution.described_optimizer, self._data.definition, callbacks
             )
         return {
             **defined,
-            **layers,
+            **definition.describe_model(model),
             "microbatch_size": distribution.size_of_run(),
             "joined_loss": distribution.program.joined,
         }
@@ -421,7 +415,8 @@ class Run:
                 f"callbacks keep {len(averages)} moving averages, of {count} trainable weights: "
                 "give one MovingAverages, made of the model as it is trained"
             )
-        self._averages = kept[0] if kept else None
+        # While entered, the model has its averages in place of its weights, if there are some.
+        self._averaged = kept[0].averaged if kept else contextlib.nullcontext
         self.state = fit_state.FitState(self.model, averages)
         for callback in callbacks:
             if isinstance(callback, run_callbacks.RunCallback):
