@@ -393,6 +393,7 @@ class Run:
     def _definition(self, callbacks: Sequence) -> dict:
         """What decides the weights that the run ends with, by name."""
         distribution, defined, model = self.distribution, self._defined, self.model
+        layers = definition.describe_model(model)  # first: it says what Keras cannot save
         if distribution.described_optimizer is None:  # before a callback changes its rate
             distribution.described_optimizer = definition.describe("optimizer", model.optimizer)
         if defined is None:
@@ -401,7 +402,7 @@ class Run:
             )
         return {
             **defined,
-            **definition.describe_model(model),
+            **layers,
             "microbatch_size": distribution.size_of_run(),
             "joined_loss": distribution.program.joined,
         }
