@@ -271,10 +271,14 @@ def test_what_keras_cannot_save_is_refused_before_the_first_step(tmp_path):
 def test_a_run_says_where_it_goes_on_with_something_else(tmp_path, capsys, monkeypatch):
     """A change that lasted no step, as of a run that could not go on, is none."""
     folder, here = tmp_path / "run", conditions.environment()
+    stop = keras.callbacks.LambdaCallback(on_epoch_begin=interrupt)
+    with pytest.raises(InterruptedError):
+        fit(folder, callbacks=[stop])
     fit(folder, epochs=1)
+    assert "over at step 0" in capsys.readouterr().out  # nothing was saved
     monkeypatch.setattr(conditions, "environment", lambda: here | {"keras": "77"})
     with pytest.raises(InterruptedError):
-        fit(folder, callbacks=[keras.callbacks.LambdaCallback(on_epoch_begin=interrupt)])
+        fit(folder, callbacks=[stop])
     assert "keras 77" in capsys.readouterr().out
     monkeypatch.setattr(conditions, "environment", lambda: here | {"keras": "78"})
     for epochs in (2, 3):

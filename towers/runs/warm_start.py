@@ -143,7 +143,7 @@ def _walk(
     yield key, layer
     kinds = [_name_or_kind(inner) for inner in layer._layers]
     for kind, inner in zip(kinds, layer._layers, strict=True):
-        alike = [one for one, of_kind in zip(layer._layers, kinds, strict=True) if of_kind == kind]
+        alike = [one for one, its in zip(layer._layers, kinds, strict=True) if its == kind]
         made = sorted(alike, key=lambda one: (len(one.name), one.name))
         number = f"{alike.index(inner) + 1} of {len(alike)}, made as {made.index(inner) + 1}"
         yield from _walk(inner, names, kind if names[kind] == 1 else f"{key}/{kind} {number}")
