@@ -19,7 +19,7 @@ def test_every_file_of_the_idea_is_kept_from_sockets():
 
 @pytest.mark.parametrize(
     ("packages", "most"),
-    [(("towers", "towers_cli"), 7_987), (("towers", "towers_cli", "input_pipeline"), 10_428)],
+    [(("towers", "towers_cli"), 7_958), (("towers", "towers_cli", "input_pipeline"), 10_399)],
 )
 def test_the_packages_only_get_shorter(packages, most):
     """All are to have at most 10,000 lines together; these bounds go down with them."""
