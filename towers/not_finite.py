@@ -34,6 +34,6 @@ def check(all_finite: tf.Tensor) -> tf.Operation:
         return tf.raw_ops.Assert(condition=all_finite, data=[_MARK])
 
 
-def is_from_check(error: tf.errors.InvalidArgumentError) -> bool:
+def is_from_check(error: tf.errors.OpError) -> bool:
     """Whether the error that a step ended with is that of `check`."""
     return _MARK in error.message

@@ -10,7 +10,7 @@ import tensorflow as tf
 from input_pipeline import datasets, images, preprocess, raw_images
 from towers import devices, machine, metrics, networks, schedules, weight_decay, worker
 from towers.networks import optimizers
-from towers.runs import callbacks, console
+from towers.runs import callbacks
 from towers_cli import own_model, settings
 
 IMAGES_TO_ADAPT_TO = 5000  # at most, for a network that looks at some before its first step
@@ -191,7 +191,7 @@ def make_callbacks(
     chain: list[keras.callbacks.Callback] = [callbacks.LearningRate(learning_rate)]
     if chosen.moving_average_decay:
         chain.append(callbacks.MovingAverages(model, chosen.moving_average_decay))
-    show = console.printer(last_step, chosen.eval_split)
+    show = callbacks.printer(last_step, chosen.eval_split)
     chain.append(callbacks.Log(chosen.log_every_steps, show=show))
     if chosen.summary_every_steps:
         chain.append(callbacks.Histograms(chosen.summary_every_steps))

@@ -129,7 +129,6 @@ class CheckpointEvaluator:
         writer = summaries.file_writer(self._folder.path / f"eval_{way['split']}{flip}")
         with summaries.events(writer, step):
             summaries.scalars(figures)
-            writer.close()
         print(
             f"step {step}, epoch {epoch:.2f}, {way['split']} split, {figures['count']:,} examples, "
             f"each once{' and mirrored' if is_flipped else ''}: "

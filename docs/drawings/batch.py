@@ -123,7 +123,7 @@ BOXES = {
         306, 1004, 318, "callbacks.Histograms.on_train_batch_end",
         "every 500 steps:\nfor TensorBoard",
     ),
-    "save": Box(634, 1004, 230, "checkpoints.Checkpoints.save", "every 500 steps:\nthe state"),
+    "save": Box(634, 1004, 230, "checkpoints.save", "every 500 steps:\nthe state"),
 }  # fmt: skip
 ARROWS = (
     Arrow("read", "load", "uint8\n[50000, 32, 32, 3]"),

@@ -123,7 +123,7 @@ class TestTornFiles:
 
     def test_eval_whose_checkpoint_is_deleted_under_it_takes_the_next(self, stopped, monkeypatch):
         """As by a training that goes on: step 4 goes when eval.py has chosen it, step 6 comes."""
-        original, restored = checkpoints.read, []
+        original, restored = checkpoints.read_weights, []
 
         def read(path):
             restored.append(Path(path).name)
@@ -131,7 +131,7 @@ class TestTornFiles:
                 scripts.trained(stopped, *SIX_STEPS, "--checkpoints_to_keep=1")
             return original(path)
 
-        monkeypatch.setattr(checkpoints, "read", read)
+        monkeypatch.setattr(checkpoints, "read_weights", read)
         done = scripts.run("eval", f"--train_dir={stopped}")
         assert (done.returncode, done.stderr) == (0, "")
         assert restored == ["step-4", "step-6"]

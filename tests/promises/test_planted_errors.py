@@ -137,9 +137,9 @@ def clipped_before(add_up):
 
 
 def forgets_momentum(restore):
-    def function(self):
-        restore(self)
-        for variable in self._state.model.optimizer.variables[2:]:
+    def function(state, folder):
+        restore(state, folder)
+        for variable in state.model.optimizer.variables[2:]:
             variable.assign(tf.zeros_like(variable))
 
     return function
@@ -192,7 +192,7 @@ ERRORS = {
         ), 2, 2,
     ),
     "a resumed run forgets its momentum": (
-        changed(checkpoints.Checkpoints, "restore", forgets_momentum), 2, RESUMED_AT + 1,
+        changed(checkpoints, "restore", forgets_momentum), 2, RESUMED_AT + 1,
     ),
     "a resumed run begins its epoch again": (
         changed(

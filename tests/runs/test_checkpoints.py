@@ -45,19 +45,19 @@ def fill(state, at_step: int) -> list[np.ndarray]:
     return [variable.numpy() for variable in variables_of(state)]
 
 
-def save(state, folder, at_step, keep=5):
+def save(state, folder, at_step):
     state.counter.assign(at_step)
-    checkpoints.Checkpoints(state, folder, keep).save()
+    checkpoints.save(state, folder, keep=5)
     return str(folder / f"step-{at_step}")
 
 
 @pytest.mark.pitfall(17)
 def test_everything_comes_back_whatever_names_keras_has_counted_up(tmp_path):
     expected = fill(state := new_state(), at_step=12)
-    checkpoints.Checkpoints(state, tmp_path, keep=5).save()
+    checkpoints.save(state, tmp_path, keep=5)
     other = new_state()
     assert other.model.variables[0].path != state.model.variables[0].path
-    checkpoints.Checkpoints(other, tmp_path, keep=5).restore()
+    checkpoints.restore(other, tmp_path)
     for variable, value in zip(variables_of(other), expected, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
 
@@ -73,11 +73,11 @@ class TestWhatDoesNotFit:
     )
     def test_another_state_is_refused_in_one_line(self, tmp_path, capfd, other):
         fill(state := new_state(), at_step=2)
-        checkpoints.Checkpoints(state, tmp_path, keep=5).save()
+        checkpoints.save(state, tmp_path, keep=5)
         if "optimizer" in other:
             other = {"optimizer": other["optimizer"]()}
         with pytest.raises(checkpoints.CheckpointError, match="step-2 cannot be restored") as error:
-            checkpoints.Checkpoints(new_state(**other), tmp_path, keep=5).restore()
+            checkpoints.restore(new_state(**other), tmp_path)
         assert "\n" not in str(error.value)
         gc.collect()
         assert capfd.readouterr().err == ""  # TensorFlow would warn of each variable
@@ -93,8 +93,10 @@ class TestDamage:
             path = save(new_state(), tmp_path, at_step)
         file = tmp_path / "step-4" / name
         file.unlink() if size is None else os.truncate(file, size)
-        kept = checkpoints.Checkpoints(new_state(), tmp_path, keep=5)
-        for use in (kept.restore, lambda: checkpoints.read(path)):
+        state = new_state()
+        for use in (
+            lambda: checkpoints.restore(state, tmp_path), lambda: checkpoints.read_weights(path)
+        ):  # fmt: skip
             with pytest.raises(checkpoints.CheckpointError, match="step-4 cannot be") as error:
                 use()
             assert "\n" not in str(error.value)
@@ -103,7 +105,7 @@ class TestDamage:
     def test_a_bit_anywhere_is_noticed_or_makes_no_difference(self, tmp_path):
         """Every hundredth byte or so of both files; TensorFlow never takes the process with it."""
         expected = fill(state := new_state(), at_step=2)
-        checkpoints.Checkpoints(state, tmp_path, keep=5).save()
+        checkpoints.save(state, tmp_path, keep=5)
         other, noticed = new_state(), 0
         for name in (INDEX, DATA):
             path = tmp_path / "step-2" / name
@@ -112,7 +114,7 @@ class TestDamage:
             for place in places:
                 path.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
                 try:
-                    checkpoints.Checkpoints(other, tmp_path, keep=5).restore()
+                    checkpoints.restore(other, tmp_path)
                 except checkpoints.CheckpointError:
                     noticed += 1
                 else:
@@ -128,5 +130,5 @@ def test_what_a_kill_leaves_is_removed_before_the_run_goes_on(tmp_path):
     (tmp_path / "step-4.partial" / DATA).write_bytes(b"half")
     (tmp_path / "step-best").mkdir()  # not ours
     assert checkpoints.newest(tmp_path) == str(tmp_path / "step-2")
-    checkpoints.Checkpoints(new_state(), tmp_path, keep=5).restore()
+    checkpoints.restore(new_state(), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"step-2", "step-best"}

@@ -15,7 +15,7 @@ import scripts
 
 import towers
 from input_pipeline import arrays
-from towers import errors
+from towers import conditions, errors
 from towers.runs import callback_state, checkpoints, run_folder
 from towers.runs import callbacks as run_callbacks
 
@@ -133,6 +133,10 @@ def test_a_run_is_known_by(what, tmp_path):
     assert scripts.contents(tmp_path) == before
 
 
+def interrupt(*_):
+    raise InterruptedError
+
+
 class OfEpochs(keras.callbacks.Callback):
     """Notes the losses of each epoch's steps, and begins anew with each."""
 
@@ -153,9 +157,6 @@ class OfEpochs(keras.callbacks.Callback):
 def test_callbacks_of_a_resumed_run_go_on_as_if_nothing_had_happened(tmp_path):
     """They do not do twice what they have done, and go on within an epoch."""
 
-    def fail():
-        raise InterruptedError
-
     ends = {}
     for name, step in (("whole", 0), ("failed", 6), ("failed", 0)):  # within an epoch
         log = tmp_path / name / "log.csv"
@@ -165,7 +166,7 @@ def test_callbacks_of_a_resumed_run_go_on_as_if_nothing_had_happened(tmp_path):
             keras.callbacks.EarlyStopping("loss", patience=2, min_delta=0.5),
             keras.callbacks.CSVLogger(log),
             own,
-            fit_program.At(step, fail),
+            fit_program.At(step, interrupt),
         ]
         with contextlib.suppress(InterruptedError):
             run, done = fit(
@@ -267,15 +268,18 @@ def test_what_keras_cannot_save_is_refused_before_the_first_step(tmp_path):
     assert not int(model.optimizer.iterations)
 
 
-def test_a_run_says_where_it_goes_on_with_something_else(tmp_path, capsys):
-    fit(tmp_path / "run", epochs=1)
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    config["runs_on"]["intra-op threads"] = "77"
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
-    fit(tmp_path / "run")
-    assert "77" in capsys.readouterr().out
+def test_a_run_says_where_it_goes_on_with_something_else(tmp_path, capsys, monkeypatch):
+    """Or starts over; a change that lasted no step, as where the run cannot go on, is none."""
+    here, stop = conditions.environment(), keras.callbacks.LambdaCallback(on_epoch_begin=interrupt)
+    starts = ("76", 1, [stop]), ("76", 1, []), ("77", 2, [stop]), ("78", 2, []), ("78", 3, [])
+    for version, epochs, callbacks in starts:
+        monkeypatch.setattr(conditions, "environment", (here | {"keras": version}).copy)
+        with contextlib.suppress(InterruptedError):
+            fit(tmp_path / "run", epochs=epochs, callbacks=callbacks)
+    printed = capsys.readouterr().out
+    assert "over at step 0" in printed and "keras 77" in printed
     [change] = json.loads((tmp_path / "run" / "config.json").read_text())["changes"]
-    assert change.startswith("from step 4 on, intra-op threads ")
+    assert change.startswith("from step 4 on, keras 78 ")
 
 
 def test_the_log_of_a_step_counts_a_short_microbatch_by_its_examples(tmp_path):

@@ -128,7 +128,8 @@ TAKEN = {
     "the same": (usual, usual, []),
     "made-up names": (*[lambda: sequential(dense(5), dense(5), dense(5), width=5)] * 2, []),
     "by kind and number `head` would be another": (
-        lambda: named("trunk", "head"), lambda: named("trunk", "new", "head"), ["new (not there)"],
+        lambda: named("trunk", "head"), lambda: named("trunk", "new", "head"),
+        ["new (there nothing, here float32 [6, 6], float32 [6])"],
     ),
     "another shape": (
         usual, lambda: usual(3),
@@ -188,14 +189,14 @@ class TestLayers:
         model = named("dense_2", "dense_1", "last")
         before = values(model)[:4]
         found = taken(saved(named("dense_1", "dense_2", "last")), model)
-        assert len(found["kept"]) == 2 and "by its place" in found["kept"][0]
+        assert len(found["kept"]) == 2
         assert_same(values(model)[:4], before)
 
     def test_within_a_model_that_gained_layers_without_names_keep_their_own(self, saved):
         source, model = Own(1), Own(2)
         before = values(model.begin) + values(model.end[0])
         found = taken(saved(source), model)
-        assert len(found["kept"]) == 3 and len(found["taken"]) == 1
+        assert len(found["kept"]) == 3
         np.testing.assert_array_equal(model.scale.value, source.scale.value)
         assert_same(values(model.begin) + values(model.end[0]), before)
 
@@ -292,9 +293,8 @@ class TestARun:
         source = model(1)
         run_in(tmp_path, source, 1)
         checkpoint = tmp_path / "checkpoints" / "step-3"
-        found = taken(checkpoint, new := model(*frozen))
+        taken(checkpoint, new := model(*frozen))
         assert_same(values(new), values(source))
-        assert len(found["taken"]) == 4
 
 
 @pytest.mark.parametrize(
@@ -319,9 +319,10 @@ class TestTheCommand:
     def test_begins_with_a_run_and_goes_on_where_it_is_gone(self, first, tmp_path):
         given = [f"--init_from={first}"]
         done = scripts.trained(tmp_path / "new", *given, "--max_steps=1")
-        assert "final_model.keras: 7 of 7 layers with weights" in " ".join(done.stdout.split())
+        assert str(first / "final_model.keras") in done.stdout
         config = json.loads((tmp_path / "new" / "config.json").read_text())
-        assert config["resolved"]["init_from"]["path"] == str(first)
+        recorded = config["resolved"]["init_from"]
+        assert (recorded["path"], recorded["kept"]) == (str(first), [])
         first.rename(tmp_path / "elsewhere")
         done = scripts.trained(tmp_path / "new", *given, "--max_steps=2")
         assert "continuing at step 1" in done.stdout

@@ -61,7 +61,7 @@ def _encoded(callback: keras.callbacks.Callback) -> Iterator[tuple[str, object]]
     for name, value in vars(callback).items():
         is_sign = name == "min_delta" and hasattr(callback, "monitor_op")  # Keras sets it each time
         if name not in _NOT_STATE and not is_sign:
-            with contextlib.suppress(_NotPlainError):
+            with contextlib.suppress(TypeError):  # no plain data
                 yield name, _encode(value)
 
 
@@ -69,12 +69,8 @@ def _hash(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-class _NotPlainError(Exception):
-    pass
-
-
-# What JSON does not have, by the name that stands for it.
-_KINDS = {"tuple": tuple, "set": set, "dict": dict}
+# By the name that stands for each: JSON has no more than one of them.
+_KINDS = {"list": list, "tuple": tuple, "set": set, "dict": dict}
 
 
 def _encode(value):
@@ -84,21 +80,17 @@ def _encode(value):
         with io.BytesIO() as file:
             np.save(file, value, allow_pickle=False)
             return {"array": base64.b64encode(file.getvalue()).decode()}
-    if type(value) is list:
-        return [_encode(item) for item in value]
     if type(value) not in _KINDS.values():
-        raise _NotPlainError
+        raise TypeError
     items = value.items() if type(value) is dict else value
     return {type(value).__name__: [_encode(item) for item in items]}
 
 
 def _decode(value):
-    if isinstance(value, list):
-        return [_decode(item) for item in value]
     if not isinstance(value, Mapping):
         return value
     ((kind, content),) = value.items()
     if kind == "array":
         packed = io.BytesIO(base64.b64decode(content))
         return np.load(packed, allow_pickle=False)[()]
-    return _KINDS[kind](_decode(content))
+    return _KINDS[kind](map(_decode, content))

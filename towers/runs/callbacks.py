@@ -8,18 +8,18 @@ import errno
 import numbers
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+import tqdm
 
 from towers import (
     cutting,
     gradients,
     hashes,
-    microbatch,
     moving_averages,
     schedules,
     shares,
@@ -52,13 +52,8 @@ class RunCallback(keras.callbacks.Callback):
 
     def _append(self, values: dict) -> dict:
         """Writes a line of `metrics.jsonl`: how far the run is, and values; returns it."""
-        run = self.run
-        line = {
-            "step": run.state.step,
-            "examples_seen": run.examples_seen,
-            "epoch": run.epochs_made,
-        } | values
-        run_folder.append_line(run.folder.metrics, line)
+        line = self.run.progress() | values
+        run_folder.append_line(self.run.folder.metrics, line)
         return line
 
 
@@ -220,6 +215,30 @@ class Log(RunCallback):
             self.run.stop(signal.SIGPIPE)
 
 
+def printer(last_step: int, evaluated: str) -> Callable[[Mapping], None]:
+    """The `show` of a command's `Log`; `evaluated` names the validation data."""
+
+    def show(line: Mapping) -> None:
+        if "step_seconds" in line:
+            seconds = max(0, last_step - line["step"]) * line["step_seconds"]
+            print(
+                f"step {line['step']}/{last_step}  epoch {line['epoch']:.2f}  "
+                f"loss {line['loss']:.4f}  accuracy {line['accuracy']:.1%}  "
+                f"rate {line['learning_rate']:.4g}  "
+                f"{line['examples_per_second']:,.0f} examples/s  "
+                f"time left {tqdm.tqdm.format_interval(seconds)}",
+                flush=True,
+            )
+        elif "val_loss" in line:
+            print(
+                f"{evaluated} at step {line['step']}: accuracy {line['val_accuracy']:.2%}, "
+                f"cross entropy {line['val_cross_entropy']:.4f}",
+                flush=True,
+            )
+
+    return show
+
+
 class Histograms(RunCallback):
     """Writes histograms of weights, gradients and activations, and the images of a batch.
 
@@ -227,20 +246,18 @@ class Histograms(RunCallback):
     """
 
     def on_train_begin(self, logs=None):
-        model = summaries.with_activations(self.model)
-        self._pass = model and microbatch.Microbatch(model, training=True, jit_compile=False)
+        self._with_activations = summaries.with_activations(self.model)
 
     def on_train_batch_begin(self, batch, logs=None):
         self._shown: Any = {}  # activations by the name of their layer
-        if self._pass is None or not self._is_due(self.run.state.step + 1):
+        model = self._with_activations
+        if model is None or not self._is_due(self.run.state.step + 1):
             return
-        model = self._pass.model
         x, _, _ = keras.utils.unpack_x_y_sample_weight(self.run.batch)
         (first, *_) = cutting.cut(x, self.run.distribution.size_of_run())
         weights = [variable.value for variable in model.trainable_variables]
         state = [variable.value for variable in model.non_trainable_variables]
-        draw = tf.constant(0, tf.int64)
-        self._shown = self._pass.forward(weights, state, draw, first).outputs
+        self._shown, _ = model.stateless_call(weights, state, first, training=True)
 
     def on_train_batch_end(self, batch, logs=None):
         if not self._is_due(self.run.state.step):

@@ -30,56 +30,56 @@ class CheckpointError(errors.UserError):
     """A checkpoint is missing or does not fit; the message is for the person at the keyboard."""
 
 
-class Checkpoints:
-    """The newest few checkpoints of one run. One process writes them; others may read.
+def save(state: fit_state.FitState, folder: Path, keep: int) -> None:
+    """Saves a state as `step-<step>`, in the place of one that may be there; keeps the newest few.
 
-    Variables are known by their place in their part: Keras numbers the names of layers by what the
-    process built before.
+    One process saves; others may read.
     """
+    path = folder / f"step-{int(state.counter)}"
+    temporary = Path(f"{path}{_TEMPORARY}")
+    try:
+        temporary.mkdir(parents=True, exist_ok=True)
+        _checkpoint(state).write(_prefix(temporary))
+        for written in (*temporary.iterdir(), temporary):
+            _to_disk(written)
+        if path.exists():
+            shutil.rmtree(path.rename(f"{path}.old{_TEMPORARY}"))
+        temporary.rename(path)
+        _to_disk(folder)
+    except (tf.errors.OpError, OSError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(
+            f"checkpoint {path} cannot be written: {errors.reason(error)}"
+        ) from error
+    for old in list(by_step(folder).values())[:-keep]:
+        with contextlib.suppress(OSError):  # the next one to be saved tries again
+            shutil.rmtree(Path(old).rename(f"{old}{_TEMPORARY}"))
 
-    def __init__(self, state: fit_state.FitState, folder: Path, keep: int):
-        """Keeps `keep` checkpoints of `state` in `folder`."""
-        self._state, self._folder, self._keep = state, folder, keep
-        # A part without variables is not in a file; restoring would look for it there.
-        parts = {name: part for name, part in state.parts().items() if part}
-        self._checkpoint = tf.train.Checkpoint(notes=[state.notes], **parts)
 
-    def save(self) -> None:
-        """Saves the state as `step-<step>`, in the place of one that may be there."""
-        path = self._folder / f"step-{int(self._state.counter)}"
-        temporary = Path(f"{path}{_TEMPORARY}")
-        try:
-            temporary.mkdir(parents=True, exist_ok=True)
-            self._checkpoint.write(_prefix(temporary))
-            for written in (*temporary.iterdir(), temporary):
-                _to_disk(written)
-            if path.exists():
-                shutil.rmtree(path.rename(f"{path}.old{_TEMPORARY}"))
-            temporary.rename(path)
-            _to_disk(self._folder)
-        except (tf.errors.OpError, OSError) as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise CheckpointError(
-                f"checkpoint {path} cannot be written: {errors.reason(error)}"
-            ) from error
-        for old in list(by_step(self._folder).values())[: -self._keep]:
-            with contextlib.suppress(OSError):  # the next one to be saved tries again
-                shutil.rmtree(Path(old).rename(f"{old}{_TEMPORARY}"))
+def restore(state: fit_state.FitState, folder: Path) -> None:
+    """Restores the newest checkpoint into the state, if there is one.
 
-    def restore(self) -> None:
-        """Restores the newest checkpoint into the state, if there is one.
+    Removes what a process has left that was killed while it wrote or deleted one.
+    """
+    for left in folder.glob(f"step-*{_TEMPORARY}"):
+        shutil.rmtree(left, ignore_errors=True)
+    if path := newest(folder):
+        with _errors_of(path):
+            status = _checkpoint(state).read(_prefix(path))
+            # Called now: otherwise TensorFlow warns of each variable left, even after an error.
+            status.expect_partial()
+            status.assert_existing_objects_matched()
+            status.assert_consumed()
+        state.read()
 
-        Removes what a process has left that was killed while it wrote or deleted one.
-        """
-        for left in self._folder.glob(f"step-*{_TEMPORARY}"):
-            shutil.rmtree(left, ignore_errors=True)
-        if path := newest(self._folder):
-            with _errors_of(path):
-                status = self._checkpoint.read(_prefix(path))
-                # Called now: otherwise TensorFlow warns of each variable left, even after an error.
-                status.expect_partial()
-                status.assert_existing_objects_matched()
-                status.assert_consumed()
+
+def _checkpoint(state: fit_state.FitState) -> tf.train.Checkpoint:
+    """Knows variables by their place in their part: Keras numbers names by what was built before.
+
+    A part without variables is not in a file; restoring would look for it there.
+    """
+    parts = {name: part for name, part in state.parts().items() if part}
+    return tf.train.Checkpoint(notes=[state.notes], **parts)
 
 
 def _prefix(path: str | Path) -> str:
@@ -148,22 +148,13 @@ def step_of(path: str) -> int:
     return int(path.rsplit("-", 1)[-1])
 
 
-def read(path: str) -> dict[str, np.ndarray]:
-    """The values in a checkpoint, by part and place: `weights/0`, `optimizer/3`, `step/0`."""
-    with _errors_of(path):
-        reader = tf.train.load_checkpoint(_prefix(path))
-        names = [name for name in reader.get_variable_to_shape_map() if name.endswith(_VALUE)]
-        return {
-            name.removesuffix(_VALUE): np.asarray(reader.get_tensor(name)) for name in sorted(names)
-        }
-
-
 def read_weights(path: str) -> list[np.ndarray]:
     """The values of a model's variables, in their order; moving averages where there are some."""
     places: dict[int, np.ndarray] = {}
-    values = read(path)
-    for part in ("model_state", "weights", "moving_averages"):
-        for name, value in values.items():
-            if name.startswith(f"{part}/"):
-                places[int(name.removeprefix(f"{part}/"))] = value
+    with _errors_of(path):
+        reader = tf.train.load_checkpoint(_prefix(path))
+        for part in ("model_state", "weights", "moving_averages"):
+            for name in reader.get_variable_to_shape_map():
+                if place := re.fullmatch(rf"{part}/(\d+){_VALUE}", name):
+                    places[int(place[1])] = np.asarray(reader.get_tensor(name))
     return [places[place] for place in sorted(places)]

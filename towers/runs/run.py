@@ -31,7 +31,6 @@ from towers import (
     hashes,
     machine,
     model_state,
-    not_finite,
     step,
     updating,
     worker,
@@ -52,6 +51,13 @@ from towers.runs import callbacks as run_callbacks
 
 from keras.src.utils import io_utils  # isort: skip
 from keras.src.utils.python_utils import pythonify_logs  # isort: skip
+
+# Of a run's state: what callbacks remember, the epoch that was last begun, the step after which the
+# end of one was last dealt with, whether a callback has stopped the run, and what it ran on.
+_NEW_NOTES = {
+    "callbacks": {}, "epoch": None, "ended_at": 0, "stopped": False, "runs_on": None, "changes": [],
+}  # fmt: skip
+_CONFIG_OF_STATE = ("run_sha256", "runs_on", "changes")  # a part of `config.json` in the notes, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +143,6 @@ class Run:
         self.batch: cutting.Structure = None
         self.watched: updating.Watched | None = None
         self._config: dict = {}  # what `config.json` says
-        self._ended_at = 0  # the step after which the end of an epoch was last dealt with
         self._writers: dict[str, tf.summary.SummaryWriter] = {}
 
     def fit(
@@ -192,11 +197,12 @@ class Run:
         end = self._data.first_step(epochs)
         self._last_step = min(end, max_steps or end)
         self._validation = sources.evaluated(validation_data)
-        self._validation_freq, self._save_every = validation_freq, checkpoint_every_steps
+        self._validation_freq = validation_freq
+        self._save_every, self._keep = checkpoint_every_steps, checkpoints_to_keep
         if not any(isinstance(callback, run_callbacks.Log) for callback in callbacks):
             callbacks.append(run_callbacks.Log())
         with self.folder.held() if is_chief else contextlib.nullcontext():
-            self._begin(callbacks, checkpoints_to_keep)
+            self._begin(callbacks)
             self._callbacks = keras.callbacks.CallbackList(
                 callbacks,
                 add_history=True,
@@ -223,16 +229,14 @@ class Run:
                 self.state.read()
                 saved = checkpoints.by_step(self.folder.checkpoints)
                 if self.workers.is_chief and self.state.step not in (0, *saved):
-                    self._note()
-                    self._checkpoints.save()
+                    self._write_checkpoint()
                 raise
 
     def _make_epochs(self) -> dict[str, float]:
         """Makes the epochs that are left; the metrics of the last."""
-        state, model, callbacks = self.state, self.model, self._callbacks
-        notes = self._notes
+        state, model, callbacks, notes = self.state, self.model, self._callbacks, self._notes
         # Where a callback has stopped the run, it has not changed its mind.
-        model.stop_training = notes.get("stopped", False)
+        model.stop_training = notes["stopped"]
         for callback in callbacks.callbacks:
             if isinstance(callback, keras.callbacks.CSVLogger) and state.step:
                 callback.append = True  # else it would empty the file of the run
@@ -241,22 +245,22 @@ class Run:
         with fit_state.kept(state.variables() if state.step else ()):
             callbacks.on_train_begin()
         self._memory = callback_state.Memory(callbacks.callbacks)
-        self._memory.restore(notes.get("callbacks", {}))
+        self._memory.restore(notes["callbacks"])
         self._batches = self._data.batches(state.step, self._last_step)
         logs: dict[str, float] = {}
         # That of the last step, where its end was not dealt with.
-        epoch = self._data.epoch(state.step - (state.step != self._ended_at))
+        epoch = self._data.epoch(state.step - (state.step != notes["ended_at"]))
         while not self._is_at_end(model.stop_training):
-            is_begun = epoch == notes.get("epoch")  # before the run was resumed
+            is_begun = epoch == notes["epoch"]  # before the run was resumed
             if state.step == self._data.first_step(epoch):
                 model.reset_metrics()
             with fit_state.kept(state.variables() if is_begun else ()):
                 callbacks.on_epoch_begin(epoch)
             if is_begun:  # some callbacks begin anew with each epoch
                 self._memory.restore(notes["callbacks"])
-            self._epoch = epoch
+            notes["epoch"] = epoch
             logs = self._make_steps(epoch) | self._evaluate(epoch)
-            self._ended_at = state.step
+            notes["ended_at"] = state.step
             callbacks.on_epoch_end(epoch, logs)
             if self._is_due() or state.step == self._last_step or model.stop_training:
                 self._save()
@@ -266,7 +270,7 @@ class Run:
     def _is_at_end(self, is_stopped: bool) -> bool:
         """Whether the run has made its last step, and dealt with the end of its epoch."""
         step = self.state.step
-        return self._ended_at == step and (is_stopped or step == self._last_step)
+        return self._notes["ended_at"] == step and (is_stopped or step == self._last_step)
 
     def _is_due(self) -> bool:
         """Whether a checkpoint is."""
@@ -280,7 +284,9 @@ class Run:
         while state.step < end and not model.stop_training:
             place, self.batch = state.step - first, next(self._batches)
             callbacks.on_train_batch_begin(place)
-            logs = self._step()
+            with run_errors.explained(f"step {state.step + 1}"):
+                logs, self.watched = self.distribution.train_step(self.batch)
+            state.step += 1
             callbacks.on_train_batch_end(place, logs)
             self.workers.ask_to_stop(self._asked.received)  # several know of it after the next step
             if stopped_by := self.workers.stop_asked():
@@ -292,20 +298,6 @@ class Run:
             if self._is_due() and state.step < end:  # else the end of the epoch saves
                 self._save()
         return pythonify_logs(model._get_metrics_result_or_logs(logs))
-
-    def _step(self) -> Mapping[str, tf.Tensor]:
-        try:
-            with run_errors.explained():
-                logs, self.watched = self.distribution.train_step(self.batch)
-        except tf.errors.InvalidArgumentError as error:
-            if not not_finite.is_from_check(error):
-                raise
-            raise run_errors.TrainingError(
-                f"step {self.state.step + 1}: a loss or a gradient is NaN or Inf; the step "
-                "was not applied. A lower learning rate, clipped gradients or a wider type may help"
-            ) from error
-        self.state.step += 1
-        return logs
 
     def _evaluate(self, epoch: int) -> dict[str, float]:
         """Keras's evaluation of the validation data after an epoch, where it is due."""
@@ -327,19 +319,15 @@ class Run:
             )
         return {f"val_{name}": value for name, value in logs.items()}
 
-    def _averaged(self) -> contextlib.AbstractContextManager[None]:
-        """While entered, the model has its averages in place of its weights, if there are some."""
-        return self._averages.averaged() if self._averages else contextlib.nullcontext()
-
     @property
     def examples_seen(self) -> int:
         """How many examples the updates were made of."""
         return self.state.step * self._data.batch_size
 
-    @property
-    def epochs_made(self) -> float:
-        """How many times the data were read, or partly."""
-        return self.examples_seen / self._data.num_examples
+    def progress(self) -> dict[str, float]:
+        """How far the run is, as files have it: `step`, `examples_seen` and `epoch`, a fraction."""
+        epoch = self.examples_seen / self._data.num_examples
+        return {"step": self.state.step, "examples_seen": self.examples_seen, "epoch": epoch}
 
     def writer(self, part: str) -> tf.summary.SummaryWriter:
         """Of TensorBoard's files of a part, `train` or `eval`, on the chief."""
@@ -350,17 +338,6 @@ class Run:
     def stop(self, number: int) -> None:
         """Stops the run after the present step, as the signal of that number would."""
         self._asked.received = self._asked.received or number
-
-    def _note(self) -> None:
-        """Keeps what callbacks remember in the state."""
-        notes = {
-            "run_sha256": self._config["run_sha256"],
-            "callbacks": self._memory.collect(),
-            "epoch": self._epoch,
-            "ended_at": self._ended_at,
-            "stopped": bool(self.model.stop_training),
-        }
-        self.state.notes.assign(json.dumps(notes))
 
     def _save(self) -> None:
         """Saves a checkpoint, once all workers are known to have the same finite weights.
@@ -377,15 +354,18 @@ class Run:
             )
         if not self.workers.is_chief:
             return
-        self._note()
         self.folder.check_held()
-        for writer in self._writers.values():
-            with summaries.events(writer, 0):
-                writer.flush()
-        self._checkpoints.save()
+        self._write_checkpoint()
         if self._config[run_folder.FIRST_CHECKPOINT] is None:
             self._config[run_folder.FIRST_CHECKPOINT] = self.state.step
             run_folder.write_json(self.folder.config, self._config)
+
+    def _write_checkpoint(self) -> None:
+        """Saves the state, with what callbacks remember, and what the run has run on until now."""
+        notes = self._notes | {name: self._config[name] for name in _CONFIG_OF_STATE}
+        notes |= {"callbacks": self._memory.collect(), "stopped": bool(self.model.stop_training)}
+        self.state.notes.assign(json.dumps(notes))
+        checkpoints.save(self.state, self.folder.checkpoints, self._keep)
 
     def restore(self, checkpoint: str | int | None = None) -> None:
         """Gives the model the weights of a checkpoint of the run, its averages where it has some.
@@ -412,14 +392,13 @@ class Run:
 
     def _definition(self, callbacks: Sequence) -> dict:
         """What decides the weights that the run ends with, by name."""
-        distribution, defined = self.distribution, self._defined
-        layers = definition.describe_model(self.model)
+        distribution, defined, model = self.distribution, self._defined, self.model
+        layers = definition.describe_model(model)  # first: it says what Keras cannot save
         if distribution.described_optimizer is None:  # before a callback changes its rate
-            optimizer = definition.describe("optimizer", self.model.optimizer)
-            distribution.described_optimizer = optimizer
+            distribution.described_optimizer = definition.describe("optimizer", model.optimizer)
         if defined is None:
             defined = definition.describe_run(
-                self.model, distribution.described_optimizer, self._data.definition, callbacks
+                model, distribution.described_optimizer, self._data.definition, callbacks
             )
         return {
             **defined,
@@ -428,7 +407,7 @@ class Run:
             "joined_loss": distribution.program.joined,
         }
 
-    def _begin(self, callbacks: Sequence, keep: int) -> None:
+    def _begin(self, callbacks: Sequence) -> None:
         """Restores the run that is in the folder, or begins one; on all workers."""
         kept = [one for one in callbacks if isinstance(one, run_callbacks.MovingAverages)]
         averages = [average for callback in kept for average in callback.averages]
@@ -437,7 +416,8 @@ class Run:
                 f"callbacks keep {len(averages)} moving averages, of {count} trainable weights: "
                 "give one MovingAverages, made of the model as it is trained"
             )
-        self._averages = kept[0] if kept else None
+        # While entered, the model has its averages in place of its weights, if there are some.
+        self._averaged = kept[0].averaged if kept else contextlib.nullcontext
         self.state = fit_state.FitState(self.model, averages)
         for callback in callbacks:
             if isinstance(callback, run_callbacks.RunCallback):
@@ -448,8 +428,7 @@ class Run:
             self.distribution.prepare(first_batch, self._take, after_update)
         defined = self._definition(callbacks)
         worker.check_same(self.workers, "what they train", defined)
-        self._notes = self.workers.from_chief("the run", lambda: self._continue(defined, keep))
-        self._ended_at = self._notes.get("ended_at", 0)
+        self._notes = self.workers.from_chief("the run", lambda: self._continue(defined))
         self.workers.broadcast("the state of the run", self.state.variables())
         self.state.read()
         model_state.refresh(self.model)
@@ -471,7 +450,7 @@ class Run:
             for average, weight in zip(self.state.averages, trained, strict=False):
                 average.assign(weight.value)
 
-    def _continue(self, defined: dict, keep: int) -> dict:
+    def _continue(self, defined: dict) -> dict:
         """On the chief: restores the run, or begins it; the notes of its state."""
         folder, state = self.folder, self.state
         before, newest = folder.read_config() or {}, checkpoints.newest(folder.checkpoints)
@@ -482,14 +461,9 @@ class Run:
                 f"{first_saved}, but {folder.checkpoints} has none; put them back, or choose "
                 "another folder"
             )
-        if not newest:  # it starts over
-            before = {}
-            with run_folder.writing(folder.shown):
-                for events in folder.path.glob("*/events.out.tfevents.*"):
-                    events.unlink()
-        taken = before["resolved"]["init_from"] if before else self._taken
+        taken = before["resolved"]["init_from"] if newest else self._taken
         defined = defined | {"initial weights": taken and taken["sha256"]}
-        if before and (different := errors.differences(before["defining"], defined)):
+        if newest and (different := errors.differences(before["defining"], defined)):
             raise run_folder.RunFolderError(
                 f"{folder.shown} holds a run with other settings: {'; '.join(different)}. "
                 "Continue it with its own, or choose another folder"
@@ -497,25 +471,27 @@ class Run:
         sha256 = hashlib.sha256(json.dumps(defined, sort_keys=True).encode()).hexdigest()
         if newest:
             checkpoints.check_origin(newest, sha256)
-        self._checkpoints = checkpoints.Checkpoints(state, folder.checkpoints, keep)
-        self._checkpoints.restore()
-        state.read()
-        notes = json.loads(state.notes.numpy().decode())
-        self._ended_at = notes.get("ended_at", 0)
-        is_complete = self._is_at_end(notes.get("stopped", False))
+        else:  # nothing of a beginning is left, if there was one
+            with run_folder.writing(folder.shown):
+                for events in folder.path.glob("*/events.out.tfevents.*"):
+                    events.unlink()
+        checkpoints.restore(state, folder.checkpoints)
+        self._notes = _NEW_NOTES | json.loads(state.notes.numpy().decode())
+        is_complete = self._is_at_end(self._notes["stopped"])
         if before:
-            what = "the run is complete" if is_complete else "continuing"
+            what = "continuing" if newest else "starting over"
+            what = "the run is complete" if is_complete else what
             io_utils.print_msg(f"{what} at step {state.step}")
         runs_on = conditions.environment() | {
             "devices": machine.kinds(self.distribution.tower_devices),
             "parameters on": machine.kinds([step.parameter_device(self.model)]),
         }
+        ran_on = self._notes["runs_on"] or runs_on
         if is_complete:
-            runs_on = before["runs_on"]
-        began_on = before.get("runs_on", runs_on)
+            runs_on = ran_on
         changes = [
             f"from step {state.step} on, {difference}"
-            for difference in errors.differences(began_on, runs_on, "the part before")
+            for difference in errors.differences(ran_on, runs_on, "the part before")
         ]
         for change in changes:
             io_utils.print_msg(f"{change}: the last bits may differ from a run without this")
@@ -528,11 +504,11 @@ class Run:
             "run_sha256": sha256,
             run_folder.FIRST_CHECKPOINT: first_saved,
             "runs_on": runs_on,
-            "changes": before.get("changes", []) + changes,
+            "changes": self._notes["changes"] + changes,
         }
-        folder.drop_metrics_after(state.step if before else -1)
+        folder.drop_metrics_after(state.step if newest else -1)
         run_folder.write_json(folder.config, self._config)
-        return notes
+        return self._notes
 
     def _finish(self, history: Mapping) -> Finished:
         """Writes the final model, then its summary: where that is, the model is whole."""
@@ -548,10 +524,9 @@ class Run:
         summary = {
             "weights_sha256": sha256,
             "state_sha256": state.sha256(),
-            "step": state.step,
-            "examples_seen": self.examples_seen,
-            "epoch": self.epochs_made,
-        } | {name: values[-1] for name, values in history.items() if np.isscalar(values[-1])}
+            **self.progress(),
+            **{name: values[-1] for name, values in history.items() if np.isscalar(values[-1])},
+        }
         run_folder.write_json(folder.final_summary, summary)
         return Finished(history, state.step, sha256)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from towers import errors
+from towers import errors, not_finite
 
 _NOT_COMPILED = re.compile("Detected unsupported operations .*|Trying to access resource .*")
 
@@ -16,8 +16,8 @@ class TrainingError(errors.UserError):
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
-    """Makes a TrainingError of one about lacking memory, or of what TensorFlow cannot compute."""
+def explained(what: str = "a step") -> Iterator[None]:
+    """Makes a TrainingError of one about memory, NaN or Inf, or what TensorFlow cannot compute."""
     try:
         yield
     except (tf.errors.ResourceExhaustedError, MemoryError) as error:
@@ -27,6 +27,11 @@ def explained() -> Iterator[None]:
     except tf.errors.UnimplementedError as error:  # with --deterministic, by TensorFlow's words
         raise TrainingError(errors.reason(error)) from error
     except tf.errors.OpError as error:
+        if not_finite.is_from_check(error):
+            raise TrainingError(
+                f"{what}: a loss or a gradient is NaN or Inf; the step was not applied. A lower "
+                "learning rate, clipped gradients or a wider type may help"
+            ) from error
         if (found := _NOT_COMPILED.search(error.message)) is None:
             raise
         raise TrainingError(

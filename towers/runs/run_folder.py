@@ -63,8 +63,7 @@ class RunFolder:
         self.read_config()  # else the lock would be in a folder of another kind
         with writing(self.shown):
             self.path.mkdir(parents=True, exist_ok=True)
-            self.lock.touch()
-        self._locked = open(self.lock, "a")  # noqa: SIM115
+            self._locked = open(self.lock, "a")  # noqa: SIM115
         try:
             self._acquire()
             yield

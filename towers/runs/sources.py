@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from towers import cutting
 
+from keras.src.trainers.data_adapters import data_adapter_utils  # isort: skip
+
 
 class Epochs:
     """Epochs of a source that can be read at any position; a step may begin one and end another.
@@ -58,12 +60,6 @@ def evaluated(data: Any) -> Any:
     """
     if data is None or isinstance(data, (tuple, tf.data.Dataset, keras.utils.PyDataset)):
         return data
-    first = tuple(next(iter(data)))
-
-    def specified(part):
-        spec = tf.type_spec_from_value(tf.convert_to_tensor(part))
-        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
-
-    signature = keras.tree.map_structure(specified, first)
+    signature = data_adapter_utils.get_tensor_spec([tuple(next(iter(data)))])
     # Made once: TensorFlow keeps each data set of a Python function until the process ends.
     return tf.data.Dataset.from_generator(lambda: map(tuple, data), output_signature=signature)

@@ -6,6 +6,7 @@ file that cannot be written raises a RunFolderError.
 """
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -31,10 +32,11 @@ def file_writer(folder: Path) -> tf.summary.SummaryWriter:
 
 @contextlib.contextmanager
 def events(writer: tf.summary.SummaryWriter, at_step: int) -> Iterator[None]:
-    """While entered, summaries are of a step, or of so many examples seen."""
+    """While entered, summaries are of a step, or of so many examples seen; then on the disk."""
     # As an array: TensorFlow 2.21 keeps every Python number forever (tensorflow#68196).
     with _on_disk(), writer.as_default(step=tf.constant(np.int64(at_step))):
         yield
+        writer.flush()
 
 
 def scalars(values: Mapping[str, float]) -> None:
@@ -73,7 +75,7 @@ def with_activations(model: keras.Model) -> keras.Model | None:
     outputs = {  # of an LSTM with its states, the sequence or the last output
         layer.name: tf.nest.flatten(layer.output)[0]
         for layer in model.layers
-        if isinstance(layer, (keras.layers.ReLU, keras.layers.Activation))
+        if isinstance(layer, keras.layers.ReLU)
         or getattr(layer, "activation", None) not in (None, keras.activations.linear)
     }
     own = {output._keras_history.operation.name: output for output in model.outputs}
@@ -91,27 +93,16 @@ def graph_with_calls_inlined(
     """The graph of a step as TensorFlow runs it, and TensorBoard draws it.
 
     A microbatch is traced once and called for each one; here the scope of each call holds the
-    operations that run in its place, on the tower's device. What XLA compiles stays a call. What
-    only passes tensors into and out of a function is left out.
+    operations that run in its place, on the tower's device, and what passes tensors into and out
+    of the function. What XLA compiles stays a call.
     """
     inlined = convert_to_constants._run_inline_graph_optimization(
         function, lower_control_flow=False, aggressive_inlining=True
     )
-    passes = {node.name: node for node in inlined.node if node.name.startswith("Func/")}
     drawn = tf.compat.v1.GraphDef()
-
-    def sources(name: str) -> list[str]:
-        """What an operation reads in the place of an input that was only passed on."""
-        mark, of_output = ("^" if name.startswith("^") else ""), name.lstrip("^").split(":")[0]
-        if of_output not in passes:
-            return [name]
-        read = [one for given in passes[of_output].input for one in sources(given)]
-        return [f"^{one.lstrip('^').split(':')[0]}" for one in read] if mark else read[:1]
-
     for node in inlined.node:
-        is_result = node.op in ("Identity", "NoOp") and "/" not in node.name
-        if node.name not in passes and not is_result:
-            copy = drawn.node.add()
-            copy.CopyFrom(node)
-            copy.input[:] = [one for name in node.input for one in sources(name)]
+        if "/" in node.name or node.op not in ("Identity", "NoOp"):  # but for the results
+            node.name = node.name.removeprefix("Func/")
+            node.input[:] = [re.sub(r"^(\^?)Func/", r"\1", name) for name in node.input]
+            drawn.node.append(node)
     return drawn

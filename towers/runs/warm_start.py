@@ -8,8 +8,7 @@ only where both models have the same number of them.
 import collections
 import os
 import re
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import keras
@@ -53,7 +52,7 @@ def locate(init_from: str | os.PathLike) -> str:
 def take(init_from: str | os.PathLike, model: keras.Model) -> dict:
     """Gives a model the weights that it finds, as they are evaluated, and no optimizer's state.
 
-    It prints how many layers took some, and which did not.
+    It prints which layers took none.
 
     Args:
       init_from: a run's folder, a checkpoint in one, or a `.keras` file. A checkpoint has no names
@@ -62,8 +61,7 @@ def take(init_from: str | os.PathLike, model: keras.Model) -> dict:
 
     Returns:
       For `config.json`: `path`, absolute; `file`, the file or checkpoint that was read; `sha256` of
-      all that was taken; `taken`, the layers that took it; `kept`, those of the model that keep
-      what they have, with the reason.
+      all that was taken; `kept`, the layers that keep what they have, with the reason.
 
     Raises:
       WarmStartError: there are no weights, they cannot be read, or no layer finds any.
@@ -76,23 +74,14 @@ def take(init_from: str | os.PathLike, model: keras.Model) -> dict:
             pairs = restore(file, model)
     except (WarmStartError, checkpoints.CheckpointError) as error:
         raise WarmStartError(f"init_from={init_from}: {error}") from error
-    layers = [variable.path.rpartition("/")[0] or variable.path for variable, _ in pairs]
-    taken = [*dict.fromkeys(layers)]
-    count = f"{len(taken)} of {len(taken) + len(kept)} layers with weights"
-    io_utils.print_msg(f"begins with {file}: {count}")
-    if kept:
-        io_utils.print_msg(f"not taken: {_some(kept)}")
+    but = f", but for {len(kept)} layers: {'; '.join(kept)[:300]}" if kept else ""
+    io_utils.print_msg(f"begins with the weights of {file}{but}")
     return {
         "path": os.path.abspath(os.path.expanduser(init_from)),
         "file": file,
         "sha256": hashes.sha256(value for _, value in pairs),
-        "taken": taken,
         "kept": kept,
     }
-
-
-def _some(names: Iterable[str]) -> str:
-    return textwrap.shorten("; ".join(names), 300, placeholder=" ...")
 
 
 def restore(path: str, model: keras.Model) -> list[tuple[keras.Variable, np.ndarray]]:
@@ -115,78 +104,56 @@ def _assign(model: keras.Model, pairs: list[tuple]) -> list[tuple]:
 
 
 def _take_from_model(file: str, model: keras.Model) -> tuple[list, list[str]]:
-    classes = {type(layer).__name__: type(layer) for layer, _ in _walk(model, 0)}
+    classes = {type(layer).__name__: type(layer) for layer in model._flatten_layers()}
     try:
         with tf.device(devices.HOST):
             source = keras.saving.load_model(file, custom_objects=classes, compile=False)
     except Exception as error:  # Keras has many for a file, or code in it, that it does not know
         raise WarmStartError(f"{file} cannot be read: {errors.reason(error)[:300]}") from error
-    groups = _groups(source)
-    pairs: list[tuple] = []
-    kept = []
-    for key, layers in _groups(model).items():
-        others = groups.get(key, [])
-        if len(layers) != len(others):
-            why = f"{len(layers)} such layers here, {len(others)} there" if others else "not there"
-            kept += [f"{layer.name} ({why})" for layer in layers]
-            continue
-        names, there = ([layer.name for layer in these] for these in (layers, others))
-        if names != there and sorted(names) == sorted(there):
-            kept += [f"{name} (one by its name, another by its place: name it)" for name in names]
-            continue
-        for layer, other in zip(layers, others, strict=True):
-            here, there = _weights(layer), _weights(other)
-            if _kinds(here) == _kinds(there):
-                pairs += zip(here, there, strict=True)
-            else:
-                kinds = [", ".join(_kinds(weights)) for weights in (there, here)]
-                kept.append(f"{layer.name} (there {kinds[0]}, here {kinds[1]})")
+    others, pairs, kept = _layers_by_key(source), list[tuple](), list[str]()
+    for key, layer in _layers_by_key(model).items():
+        here, there = _weights(layer), _weights(others[key]) if key in others else []
+        if _kinds(here) == _kinds(there):
+            pairs += zip(here, there, strict=True)
+        else:
+            kept.append(f"{key} (there {_kinds(there) or 'nothing'}, here {_kinds(here)})")
     if not pairs:
         raise WarmStartError(
             "no layer of the model has the name, the shapes and the types of one in it; the model "
-            f"has {_some(kept)}, and the file {_some(groups)}"
+            f"has {'; '.join(kept)[:300]}, and the file {'; '.join(others)[:300]}"
         )
     return _assign(model, pairs), kept
 
 
-def _groups(model: keras.Model) -> dict[str, list[keras.layers.Layer]]:
-    """The layers with weights, in their order, by what matches them.
-
-    That is a name that only one layer has; else a name, or the kind of a layer whose name Keras has
-    made up, within the layers around it that have names. So what is in `encoder` never gets what
-    was in `decoder`.
-    """
-    layers = {id(layer): (layer, within) for layer, within in _walk(model, len(model.variables))}
-    names = collections.Counter(layer.name for layer, _ in layers.values())
-    groups: dict[str, list[keras.layers.Layer]] = {}
-    for layer, within in layers.values():
-        if not _weights(layer):
-            continue
-        if _has_made_up_name(layer):
-            key = f"{within}{type(layer).__name__}_*"
-        else:
-            key = layer.name if names[layer.name] == 1 else f"{within}{layer.name}"
-        groups.setdefault(key, []).append(layer)
-    return groups
+def _layers_by_key(model: keras.Model) -> dict[str, keras.layers.Layer]:
+    """The layers with weights, by what matches them."""
+    names = collections.Counter(layer.name for layer in model._flatten_layers())
+    return {key: layer for key, layer in _walk(model, names, "(model)") if _weights(layer)}
 
 
 def _walk(
-    layer: keras.layers.Layer, most: int, within: str = ""
-) -> Iterator[tuple[keras.layers.Layer, str]]:
-    """A layer and all layers in it, each with the names of those around it.
+    layer: keras.layers.Layer, names: Mapping[str, int], key: str
+) -> Iterator[tuple[str, keras.layers.Layer]]:
+    """A layer and all layers in it, each with its key.
 
-    Those that have all weights, `most`, are not named: a model may be within another one there.
+    That is a name that only one layer has; else the key of what is around it (what is in `encoder`
+    never gets what was in `decoder`), the name or the kind, and the number among those alike, by
+    place and by Keras's numbers: where these differ, nobody knows which layer is meant.
     """
-    yield layer, within
-    if not _has_made_up_name(layer) and len(layer.variables) < most:
-        within = f"{within}{layer.name}/"
-    for inner in layer._layers:
-        yield from _walk(inner, most, within)
+    yield key, layer
+    kinds = [_name_or_kind(inner) for inner in layer._layers]
+    for kind, inner in zip(kinds, layer._layers, strict=True):
+        alike = [one for one, its in zip(layer._layers, kinds, strict=True) if its == kind]
+        made = sorted(alike, key=lambda one: (len(one.name), one.name))
+        number = f"{alike.index(inner) + 1} of {len(alike)}, made as {made.index(inner) + 1}"
+        yield from _walk(inner, names, kind if names[kind] == 1 else f"{key}/{kind} {number}")
 
 
-def _has_made_up_name(layer: keras.layers.Layer) -> bool:
-    kind = naming.to_snake_case(type(layer).__name__)
-    return re.fullmatch(rf"{re.escape(kind)}(_\d+)?", layer.name) is not None
+def _name_or_kind(layer: keras.layers.Layer) -> str:
+    """A layer's name; `*Dense` where Keras has made it up."""
+    kind = type(layer).__name__
+    made_up = rf"{re.escape(naming.to_snake_case(kind))}(_\d+)?"
+    return f"*{kind}" if re.fullmatch(made_up, layer.name) else layer.name
 
 
 def _weights(layer: keras.layers.Layer) -> list[keras.Variable]:
@@ -194,5 +161,5 @@ def _weights(layer: keras.layers.Layer) -> list[keras.Variable]:
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
-def _kinds(values: Sequence) -> list[str]:
-    return [f"{value.dtype} {list(value.shape)}" for value in values]
+def _kinds(values: Sequence) -> str:
+    return ", ".join(f"{value.dtype} {list(value.shape)}" for value in values)
