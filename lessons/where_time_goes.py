@@ -249,7 +249,7 @@ def workplace(num_towers: int, setup: findings.Setup) -> tuple[Callable, dict[st
     """A step of `train.py`'s default recipe, with one microbatch for each tower, and its inputs."""
     network = networks.NETWORKS["cifarnet"]
     model = networks.build("cifarnet", SHAPE, CLASSES)
-    decayed = weight_decay.FILTERS[network.weight_filter](model)
+    decayed = network.decayed(model)
     weight_decay.regularize(decayed, network.weight_decay)
     weights = [weight.value for weight in model.trainable_variables]
     averages = [tf.Variable(weight) for weight in weights]

@@ -51,9 +51,3 @@ def at_once(tower_devices: Sequence[str]) -> int | None:
     if not machine.are_cpus(tower_devices):
         return None
     return -(-machine.available_cores() // len(tower_devices))
-
-
-def described(count: int, towers: int) -> str:
-    """How many of `count` microbatches towers have: `2 for each tower`, `3 or 2 for a tower`."""
-    each = sorted({len(own) for own in evenly(count, towers)}, reverse=True)
-    return f"{each[0]} for each tower" if len(each) == 1 else f"{each[0]} or {each[1]} for a tower"

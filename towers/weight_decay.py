@@ -1,6 +1,6 @@
 """Weight decay as a term of the loss: which weights decay, and Keras's regularizer for each."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import keras
 
@@ -15,13 +15,6 @@ def hidden_dense_kernels(model: keras.Model) -> list[keras.Variable]:
     dense = [layer for layer in model.layers if isinstance(layer, keras.layers.Dense)]
     trained = {id(weight) for weight in model.trainable_variables}
     return [layer.kernel for layer in dense[:-1] if id(layer.kernel) in trained]
-
-
-# Which weights decay. Biases and batch-norm scales never do.
-FILTERS: dict[str, Callable[[keras.Model], list[keras.Variable]]] = {
-    "kernels": kernels,
-    "hidden_dense_kernels": hidden_dense_kernels,
-}
 
 
 def regularize(decayed: Sequence[keras.Variable], coefficient: float) -> None:

@@ -115,7 +115,7 @@ def build_network(
             seed=chosen.seed,
             parameter_device=parameter_device,
         )
-    decayed = weight_decay.FILTERS[network.weight_filter](model)
+    decayed = network.decayed(model)
     if chosen.weight_decay and not decayed:
         raise settings.SettingsError(
             f"--weight_decay={chosen.weight_decay}: --model={chosen.model} has no kernel to decay; "
@@ -152,7 +152,7 @@ def build_model(
         clip_norm=chosen.clip_norm,
         weight_decay=chosen.weight_decay if decouples else 0.0,
         model=model,
-        decayed=weight_decay.FILTERS[network.weight_filter](model),
+        decayed=network.decayed(model),
         loss_scaling=chosen.compute_dtype == "float16",
         parameter_device=parameter_device,
     )

@@ -141,10 +141,14 @@ class CheckpointEvaluator:
     def evaluate_once(self) -> None:
         """Evaluates the checkpoint that was asked for, or the newest."""
         folder, name = self._folder.checkpoints, self._chosen.checkpoint
-        path = checkpoints.find(folder, name) if name else checkpoints.newest(folder)
-        if path is None:
-            raise checkpoints.CheckpointError(f"{folder} holds no checkpoint yet")
-        self.evaluate(path)
+        while path := checkpoints.find(folder, name) if name else checkpoints.newest(folder):
+            try:
+                return self.evaluate(path)
+            except checkpoints.CheckpointError:
+                # A training that goes on may have deleted it, and saved another.
+                if name or checkpoints.is_checkpoint(path):
+                    raise
+        raise checkpoints.CheckpointError(f"{folder} holds no checkpoint yet")
 
     def follow(self) -> None:
         """Evaluates each new checkpoint of a running training, until that has finished.

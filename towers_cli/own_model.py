@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import keras
 
-from towers import errors, networks
+from towers import errors, networks, weight_decay
 from towers.runs import definition
 from towers_cli import settings
 
@@ -29,7 +29,7 @@ def network(name: str) -> networks.Network:
     if not module_name:
         function, preprocessing = functools.partial(_application, function), "random_resized_crop"
     build = functools.partial(_build, name, function)
-    return networks.Network(build, 0.0, "kernels", preprocessing)
+    return networks.Network(build, 0.0, weight_decay.kernels, preprocessing)
 
 
 def _application(

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from input_pipeline import datasets
-from towers import errors, machine, schedules, shares, worker
+from towers import errors, machine, schedules, worker
 from towers.runs import checkpoints, run_folder, warm_start
 from towers_cli import command_line, settings
 
@@ -89,7 +89,7 @@ def start_table(
     chosen, derived = config["settings"], config["resolved"]
     batch_size, examples = chosen["global_batch_size"], derived["examples_per_epoch"]
     size, threads = chosen["microbatch_size"], chosen["intra_op_threads"]
-    towers, count = sum(towers_of_workers), -(-batch_size // size)
+    count = -(-batch_size // size)
     is_promised = machine.are_cpus(tower_devices) or chosen["deterministic"]
     rows = {
         "data": f"{derived['data_source']}: {examples:,} train, "
@@ -98,9 +98,7 @@ def start_table(
         "model": f"{chosen['model']}, {chosen['compute_dtype']}, {chosen['optimizer']}, "
                  f"weight decay {chosen['weight_decay']:g}",
         "towers": f"{', '.join(map(str, towers_of_workers))} on {', '.join(tower_devices)}",
-        "batch": f"{batch_size} global, {count} microbatches of at most {size}, "
-                 f"{shares.described(count, towers)}"
-                 f"{'; the other towers rest' if towers > count else ''}",
+        "batch": f"{batch_size} global, {count} microbatches of at most {size}",
         "same bits": f"on any number of towers and workers, with --microbatch_size={size} and "
                      f"--intra_op_threads={threads}" if is_promised else
                      "not promised on GPUs without --deterministic",

@@ -51,7 +51,7 @@ def runs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if "images" in _made_lighter:
             patch.setitem(shapes._SPLITS, "test", (1, TEST_IMAGES))
-        patch.setattr(shapes, "make", lambda split: _drawn(split, *shapes._SPLITS[split]))
+        patch.setattr(shapes, "make", lambda split: _drawn(split, *shapes._SPLITS.get(split, ())))
         if "networks" in _made_lighter:
             for build, defaults in _DEFAULTS.items():
                 patch.setattr(build, "__kwdefaults__", build.__kwdefaults__ | defaults)

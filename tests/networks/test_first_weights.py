@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from towers import devices, networks
+from towers import devices, networks, weight_decay
 
 
 @pytest.mark.parametrize("device", [None, devices.HOST, "/CPU:2"])
@@ -20,7 +20,7 @@ def test_the_first_weights_are_those_drawn_on_the_cpu(device):
         dense = keras.layers.Dense(num_classes, use_bias=False, kernel_initializer=draw)
         return keras.Sequential([keras.Input(image_shape), flat, dense])
 
-    network = networks.Network(build, 0.0, "kernels", "pad_crop_flip")
+    network = networks.Network(build, 0.0, weight_decay.kernels, "pad_crop_flip")
     model = networks.build(network, (2, 2, 1), 3, parameter_device=device)
     [kernel] = model.variables
     assert "/" + kernel.value.device[-5:] == (device or devices.HOST)

@@ -12,18 +12,16 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from towers import conditions, devices, errors, gradients, machine, shares, worker
+from towers import conditions, devices, errors, gradients, machine, packing, shares, worker
 from towers.multi_worker import cluster, runtime
 
 _SHORTEST_TEXT = 1024  # bytes of a message
-# Of gradients. Messages of less than that take longer than their bytes.
-_MOST_PARTS, _LEAST_BYTES_OF_A_PART = 8, 2**20
 _MARK, _LABEL_BYTES = "workers do different things", 64
 _LINGER_SECONDS = 3.0  # after an error: a slower worker would take this one's end for the cause
 _GROUP, _FIRST_KEY, _KEYS = 7001, 2**20, 2**29  # keys are below 2 ** 31
@@ -116,19 +114,21 @@ class MultiWorker(worker.Workers):
             subtree: gradients.add_up(sums, subtree, gradients.add_weight_by_weight)
             for subtree in gradients.subtrees(of.microbatches(), of.num_microbatches)
         }
+        packed = {subtree: packing.Packed(of_all) for subtree, of_all in local_sums.items()}
         # The rows of each sparse gradient, one after the other.
         totals = functools.reduce(gradients.add_weight_by_weight, local_sums.values())
         sparse = {n: g for n, g in enumerate(totals) if isinstance(g, tf.IndexedSlices)}
-        parts = _in_parts(totals)
-        count = sum(totals[n].shape.num_elements() for part in parts for n in part)
+        types = next(iter(packed.values())).vectors
+        count = sum(vector.shape.num_elements() for vector in types.values())
         parity = self._next_parity()
         # It waits for nothing, and so is done while the towers compute.
         all_do = self._all_do(f"a step with {count:,} gradients", parity)
         with tf.name_scope("workers"), tf.control_dependencies([all_do]):
-            for number, part in enumerate(parts):
-                summed = self._sum(f"part {number}", part, local_sums, of, parity)
-                for n, total in zip(part, summed, strict=True):
-                    totals[n] = total
+            vectors = {
+                dtype: self._sum({at: one.vectors[dtype] for at, one in packed.items()}, of, parity)
+                for dtype in types
+            }
+            totals = packing.Packed(totals).unpacked(vectors)
             rows = [values for g in sparse.values() for values in (g.values, g.indices)]
             asked = tf.repeat(self._asked, len(of.microbatches()))
             *results, asked = self._gather_results([*values, *rows, asked], of, parity)
@@ -138,25 +138,22 @@ class MultiWorker(worker.Workers):
             totals[n] = tf.IndexedSlices(next(gathered), next(gathered), gradient.dense_shape)
         return totals, results[: len(values)]
 
-    def _sum(self, use: str, part: Sequence[int], sums, of, parity) -> list[tf.Tensor]:
-        """The gradients of some weights, added up over all microbatches along the tree.
+    def _sum(self, sums: Mapping, of: shares.Shares, parity) -> tf.Tensor:
+        """Vectors [n] of this worker's subtrees, added up over all microbatches along the tree.
 
         Each worker adds up one share of all values, and then all exchange their shares: as few
         bytes as around a ring where a worker has one subtree, and the order of additions is ours.
         """
-        vectors = [  # of each subtree of this worker, [n]
-            tf.concat([tf.reshape(of_all[place], [-1]) for place in part], axis=0)
-            for of_all in sums.values()
-        ]
         runs = map(of.microbatches, range(self.count))
         subtrees = [gradients.subtrees(run, of.num_microbatches) for run in runs]
+        vectors = list(sums.values())
         most, n = max(map(len, subtrees)), vectors[0].shape.num_elements()
         share = -(-n // self.count)
         rows = tf.stack([tf.pad(vector, [[0, share * self.count - n]]) for vector in vectors])
         rows = tf.pad(rows, [[0, most - len(vectors)], [0, 0]])  # as many from each worker
         # [subtree of this worker, share of worker w] to worker w
         cut = tf.transpose(tf.reshape(rows, [most, self.count, share]), [1, 0, 2])
-        group = self._group(f"shares of {use}", cut, parity)
+        group = self._group("shares", cut, parity)
         got = tf.ensure_shape(tf.raw_ops.CollectiveAllToAllV2(input=cut, **group), cut.shape)
         leaves = {
             subtree: vector
@@ -164,10 +161,7 @@ class MultiWorker(worker.Workers):
             for subtree, vector in zip(own, tf.unstack(of_worker), strict=False)
         }
         total = gradients.add_up(leaves, (0, of.num_microbatches), tf.add)
-        total = tf.reshape(self._gather(f"totals of {use}", total, parity), [-1])[:n]
-        shapes = [next(iter(sums.values()))[place].shape for place in part]
-        pieces = tf.split(total, [shape.num_elements() for shape in shapes])
-        return [tf.reshape(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
+        return tf.reshape(self._gather("totals", total, parity), [-1])[:n]
 
     def _gather(self, use: str, vector: tf.Tensor, parity: tf.Tensor) -> tf.Tensor:
         """[workers, n, ...] of everyone's [n, ...]."""
@@ -290,22 +284,6 @@ class MultiWorker(worker.Workers):
             if because := runtime.explain(error, self.cluster):
                 raise because from error
             raise
-
-
-def _in_parts(sums: Sequence[gradients.Gradient]) -> list[list[int]]:
-    """The places of the dense gradients that travel together; those of the last weights first."""
-    dense = [(n, g) for n, g in enumerate(sums) if isinstance(g, tf.Tensor)]
-    sizes = {n: g.shape.num_elements() * g.dtype.size for n, g in dense}
-    full = max(_LEAST_BYTES_OF_A_PART, sum(sizes.values()) / _MOST_PARTS)
-    parts: list[list[int]] = []
-    size, dtype = 0, None
-    for n, gradient in sorted(reversed(dense), key=lambda one: one[1].dtype.name):
-        if size >= full or gradient.dtype != dtype:
-            parts.append([])
-            size, dtype = 0, gradient.dtype
-        parts[-1].append(n)
-        size += sizes[n]
-    return parts
 
 
 def _as_words(values: tf.Tensor) -> tf.Tensor:

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import devices
+from towers import devices, weight_decay
 from towers.networks import cifarnet, fastnet, resnet, resnet50
 from towers.networks.fusing import fused as fused
 
@@ -21,7 +21,7 @@ class Network:
         height, width, channels], to logits [n, num_classes]; `dtype` is the policy of all layers,
         `seed` that of the initial weights.
       weight_decay: default coefficient.
-      weight_filter: key of weight_decay.FILTERS.
+      decayed: the weights of such a model that decay.
       preprocessing: default name of the input pipeline's preprocessing.
       adapt: (model, images) fits what is not trained to preprocessed training images, before the
         first step; None where there is nothing to fit.
@@ -29,16 +29,20 @@ class Network:
 
     build: Callable[[tuple[int, int, int], int, keras.DTypePolicy, int], keras.Model]
     weight_decay: float
-    weight_filter: str
+    decayed: Callable[[keras.Model], list[keras.Variable]]
     preprocessing: str
     adapt: Callable[[keras.Model, np.ndarray], None] | None = None
 
 
 NETWORKS: dict[str, Network] = {
-    "cifarnet": Network(cifarnet.build, 0.004, "hidden_dense_kernels", "crop_flip_colour"),
-    "resnet": Network(resnet.build, 1e-4, "kernels", "pad_crop_flip"),
-    "resnet50": Network(resnet50.build, 1e-4, "kernels", "random_resized_crop"),
-    "fastnet": Network(fastnet.build, 0.0, "kernels", "shift_alternating_flip", fastnet.adapt),
+    "cifarnet": Network(
+        cifarnet.build, 0.004, weight_decay.hidden_dense_kernels, "crop_flip_colour"
+    ),
+    "resnet": Network(resnet.build, 1e-4, weight_decay.kernels, "pad_crop_flip"),
+    "resnet50": Network(resnet50.build, 1e-4, weight_decay.kernels, "random_resized_crop"),
+    "fastnet": Network(
+        fastnet.build, 0.0, weight_decay.kernels, "shift_alternating_flip", fastnet.adapt
+    ),
 }
 
 # Weights are float32 in all of them; what changes is the type that layers compute in.
