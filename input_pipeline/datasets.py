@@ -26,7 +26,6 @@ def load(
     *,
     image_size: int | None = None,
     class_names: Sequence[str] | None = None,
-    skip_broken: bool = False,
     read_only: bool = False,
 ) -> Images:
     """Loads one split of a data set.
@@ -43,8 +42,6 @@ def load(
       image_size: the side of the square that each picture becomes, as it is needed; None for images
         as they are, and for pictures of different sizes 224.
       class_names: of `folder`, in their order; None for those of its own folders.
-      skip_broken: decode all pictures that are not in memory first; list and leave out those that
-        cannot be used.
       read_only: write no file: a set that is not prepared is refused.
 
     Raises:
@@ -65,14 +62,10 @@ def load(
         )
     with _data_folder(data_dir, is_tfdss=dataset != FOLDER) as where:
         if dataset == FOLDER:
-            loaded: Images = folder.load(where, split, image_size or images.IMAGE_SIZE, class_names)
-        else:
-            from . import tfds_source  # with TFDS, which no other set needs
+            return folder.load(where, split, image_size or images.IMAGE_SIZE, class_names)
+        from . import tfds_source  # with TFDS, which no other set needs
 
-            loaded = tfds_source.load(dataset, where, split, image_size, read_only)
-    if skip_broken and isinstance(loaded, images.EncodedImages):
-        return loaded.without_broken()
-    return loaded
+        return tfds_source.load(dataset, where, split, image_size, read_only)
 
 
 @contextlib.contextmanager

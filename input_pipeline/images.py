@@ -12,19 +12,16 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import sys
 from collections.abc import Callable, Iterable
 
 import numpy as np
 import tensorflow as tf
-import tqdm
 
 from towers import hashes, machine
 
 from . import arrays, batches, checks, mixing, pictures, preprocess
 
 IMAGE_SIZE = 224  # of pictures that are decoded when they are needed, by default
-_CHECKED_AT_A_TIME = 1024  # pictures
 _CUT_DRAW = 16
 
 
@@ -135,8 +132,7 @@ class EncodedImages(Images):
             return pictures.square(content, cut, self.image_size), label
         except pictures.NoPicture as error:
             raise checks.DataError(
-                f"{self.name(number)} {error} ({self.source}). Repair it or take it out of the "
-                "set; `skip_broken` leaves out and lists all such pictures."
+                f"{self.name(number)} {error} ({self.source}). Repair it or take it out of the set."
             ) from error
 
     def _content(self, number: int) -> tuple[bytes, int]:
@@ -149,46 +145,6 @@ class EncodedImages(Images):
         if not 0 <= label < len(self.class_names):
             raise pictures.NoPicture(f"has label {label}: must be 0 to {len(self.class_names) - 1}")
         return content, label
-
-    def without_broken(self) -> "EncodedImages":
-        """The split without the pictures that cannot be used, which are listed on stderr.
-
-        All are read and decoded for it; a DataError says that none can be used.
-        """
-        numbers, at_a_time = range(self.num_examples), _CHECKED_AT_A_TIME
-        problems = itertools.chain.from_iterable(
-            _pool().map(self._problem, numbers[first : first + at_a_time])
-            for first in range(0, self.num_examples, at_a_time)
-        )
-        shown = tqdm.tqdm(problems, "pictures checked", self.num_examples, disable=None)
-        broken = []
-        for number, problem in enumerate(shown):
-            if problem:
-                broken.append(number)
-                # A terminal obeys control characters, which a name may hold.
-                tqdm.tqdm.write(f"skipped: {self.name(number)!r} {problem}", sys.stderr)
-        kept = np.delete(np.arange(self.num_examples), broken)
-        if not kept.size:
-            raise checks.DataError(f"{self.source}: no picture can be used.")
-        if not broken:
-            return self
-        digest = hashlib.sha256(self.fingerprint.encode() + kept.astype("<i8").tobytes())
-        return dataclasses.replace(
-            self,
-            read=lambda number: self.read(int(kept[number])),
-            name=lambda number: self.name(int(kept[number])),
-            num_examples=len(kept),
-            source=f"{self.source} ({len(broken):,} that cannot be used are skipped)",
-            fingerprint=digest.hexdigest(),
-        )
-
-    def _problem(self, number: int) -> str:
-        """Why a picture cannot be used; empty where it can."""
-        try:
-            pictures.decode(self._content(number)[0])
-        except pictures.NoPicture as error:
-            return str(error)
-        return ""
 
 
 def preprocessing(

@@ -47,7 +47,6 @@ def load_split(
         split,
         image_size=chosen.image_size,
         class_names=class_names,
-        skip_broken=chosen.skip_broken,
         read_only=chosen.dry_run,
     )
 

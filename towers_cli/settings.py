@@ -204,10 +204,6 @@ class TrainSettings(Settings):
         "differ. With it, other TFDS sets stay encoded, which takes less memory.",
         least_most(1, 4096)
     )
-    skip_broken: bool = setting(
-        False, "Decode all pictures before the first step, and list and leave out those that "
-        "cannot be used; without the flag the first such picture ends the run."
-    )
 
     compute_dtype: str = setting(
         "float32", "Type in which layers compute; weights are always float32.",

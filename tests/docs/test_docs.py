@@ -94,10 +94,20 @@ def test_the_program_for_several_workers_ends_with_the_weights_of_one(tmp_path):
     assert finals[0]["val_accuracy"] > 0.5
 
 
+def test_the_page_on_data_lists_pictures_that_cannot_be_decoded(tmp_path):
+    root = photos.folder(tmp_path / "pictures", 3)
+    assert run(tmp_path, "-c", programs("docs/data.md")[0]) == ""
+    (root / "ant" / "001.jpg").write_bytes(b"<html>not found</html>")
+    (root / "bee" / "002.jpg").write_bytes((root / "bee" / "002.jpg").read_bytes()[:-100])
+    shown = sorted(run(tmp_path, "-c", programs("docs/data.md")[0]).splitlines())
+    starts = "pictures/ant/001.jpg is not JPEG", "pictures/bee/002.jpg cannot be decoded"
+    assert all(line.startswith(start) for line, start in zip(shown, starts, strict=True))
+
+
 @pytest.mark.long
 @pytest.mark.whole_program
 def test_the_program_of_the_page_on_data_trains(tmp_path):
-    [program] = programs("docs/data.md")
+    _, program = programs("docs/data.md")
     photos.folder(tmp_path / "pictures", 40)
     shown = run(tmp_path, "-c", program)
     assert 0 <= float(shown.splitlines()[-1]) <= 1

@@ -10,7 +10,6 @@ import photos
 import pytest
 import scripts
 
-from input_pipeline import folder as picture_folder
 from input_pipeline import mixing
 from towers_cli import build, settings
 
@@ -76,33 +75,11 @@ def test_an_evaluation_of_other_pictures_is_of_all_of_them(whole, tmp_path):
     assert "'dog'" in done.stderr and "'ant', 'bee', 'cow'" in done.stderr
 
 
-@pytest.fixture
-def broken(tmp_path):
-    """A folder in which one picture of the training is no picture."""
+def test_a_broken_picture_ends_a_run_with_its_name(tmp_path):
     folder = photos.folder(tmp_path / "pictures", 12)
     (folder / "bee" / "003.jpg").write_bytes(b"<html>not found</html>")
-    return folder
-
-
-def test_a_broken_picture_ends_a_run_with_a_sentence_or_is_skipped(broken, tmp_path):
-    done = scripts.run("train", *flags(broken, tmp_path / "run"))
-    assert done.returncode == 1
-    assert "bee/003.jpg is not JPEG" in done.stderr and "skip_broken" in done.stderr
-    done = scripts.run("train", *flags(broken, tmp_path / "other", "--skip_broken"))
-    assert done.returncode == 0, done.stderr
-    assert "skipped: 'bee/003.jpg' is not JPEG" in done.stderr
-    evaluated = scripts.run("eval", f"--train_dir={tmp_path / 'other'}", "--split=all")
-    assert "35 examples, each once" in evaluated.stdout
-
-
-def test_a_dry_run_lists_all_pictures_that_cannot_be_used(broken, tmp_path):
-    held_out = next(n for n in range(1000) if picture_folder.is_for_test(f"cow/{n}.jpg"))
-    (broken / "cow" / f"{held_out}.jpg").touch()
-    done = scripts.run("train", *flags(broken, tmp_path / "run", "--skip_broken", "--dry_run"))
-    assert done.returncode == 0
-    listed = sorted(line for line in done.stderr.splitlines() if line.startswith("skipped: "))
-    assert [line.split()[1] for line in listed] == ["'bee/003.jpg'", f"'cow/{held_out}.jpg'"]
-    assert not (tmp_path / "run").exists()
+    done = scripts.run("train", *flags(folder, tmp_path / "run"))
+    assert done.returncode == 1 and "bee/003.jpg is not JPEG" in done.stderr
 
 
 @pytest.mark.long
