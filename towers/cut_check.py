@@ -67,10 +67,7 @@ def check(pass_: microbatch.Microbatch, batch: cutting.Structure, size: int) -> 
 
 
 def _forward(pass_: microbatch.Microbatch, x, draw: int = 0) -> microbatch.Forward:
-    model = pass_.model
-    weights = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
-    state = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
-    return pass_.forward(weights, state, tf.constant(draw, tf.int64), x)
+    return pass_.forward(*pass_.values(), tf.constant(draw, tf.int64), x)
 
 
 def _changed(model: keras.Model, forward: microbatch.Forward) -> list[keras.Variable]:

@@ -17,28 +17,47 @@ _FLAGS_OF_CHOICES = {  # name of a folder to XLA's flag for it
 }
 
 
-def choose(num_towers: int | None = None) -> tuple[str, ...]:
+def choose(towers: int | Sequence[str] | None = None) -> tuple[str, ...]:
     """Chooses one device per tower.
 
-    With GPUs: the first `num_towers` of them. Without: logical CPU devices, into which TensorFlow
-    splits the CPU only before its runtime starts, with the first tensor or variable; after that,
-    towers share the devices there are. The results are the same, and so are the threads.
+    With GPUs: the first ones. Without: logical CPU devices, into which TensorFlow splits the CPU
+    only before its runtime starts, with the first tensor or variable; after that, towers share the
+    devices there are. The results are the same, and so are the threads.
 
     Args:
-      num_towers: number of towers, at least 1; None means one per visible GPU, else 1.
+      towers: how many, at least 1; or the names of their devices; None means one per visible GPU,
+        else 1.
 
     Returns:
       Device names such as `("/GPU:0", "/GPU:1")` or `("/CPU:0", "/CPU:1")`, index = tower.
 
     Raises:
-      ValueError: `num_towers` is below 1, or more than the GPUs of a machine that has some.
+      TypeError: `towers` is neither.
+      ValueError: it is below 1, or more than the GPUs of a machine that has some; or there is no
+        device of a name, for which TensorFlow would take another one.
     """
     num_gpus = machine.num_devices("GPU")
-    num_towers = max(1, num_gpus) if num_towers is None else num_towers
-    if num_towers < 1:
-        raise ValueError(f"num_towers={num_towers}: must be at least 1")
+    if isinstance(towers, (list, tuple)) and towers and {*map(type, towers)} == {str}:
+        return _named(towers)
+    towers = max(1, num_gpus) if towers is None else towers
+    if type(towers) is not int:
+        raise TypeError(
+            f"towers={towers!r}: must be their number, or a list of their devices' names"
+        )
+    if towers < 1:
+        raise ValueError(f"num_towers={towers}: must be at least 1")
     machine.tell_about_gpus()
-    return _gpus(num_towers, num_gpus) if num_gpus else _logical_cpus(num_towers)
+    return _gpus(towers, num_gpus) if num_gpus else _logical_cpus(towers)
+
+
+def _named(names: Sequence[str]) -> tuple[str, ...]:
+    for name in names:
+        spec = tf.DeviceSpec.from_string(name)
+        kind = spec.device_type or "CPU"
+        number = machine.num_devices(kind)
+        if (spec.device_index or 0) >= number:
+            raise ValueError(f"towers has {name!r}: no such device; {kind} devices: {number}")
+    return tuple(names)
 
 
 def _gpus(num_towers: int, num_gpus: int) -> tuple[str, ...]:
@@ -62,29 +81,6 @@ def _logical_cpus(num_towers: int) -> tuple[str, ...]:
             tf.config.set_logical_device_configuration(cpu, parts)
     num_devices = machine.num_devices("CPU")
     return tuple(f"/CPU:{tower % num_devices}" for tower in range(num_towers))
-
-
-def of_towers(towers: int | Sequence[str] | None) -> tuple[str, ...]:
-    """The towers' devices, given their number, as for `choose`, or a list of names.
-
-    Raises:
-      TypeError, ValueError: it is neither, or as `choose`; or there is no such device, for which
-        TensorFlow would take another one.
-    """
-    if towers is None or (isinstance(towers, int) and not isinstance(towers, bool)):
-        return choose(towers)
-    names = towers if isinstance(towers, (list, tuple)) else ()
-    if not names or not all(isinstance(name, str) for name in names):
-        raise TypeError(
-            f"towers={towers!r}: must be their number, or a list of their devices' names"
-        )
-    for name in names:
-        spec = tf.DeviceSpec.from_string(name)
-        kind = spec.device_type or "CPU"
-        number = machine.num_devices(kind)
-        if (spec.device_index or 0) >= number:
-            raise ValueError(f"towers has {name!r}: no such device; {kind} devices: {number}")
-    return tuple(names)
 
 
 def use_intra_op_threads(intra_op_threads: int) -> None:

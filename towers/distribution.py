@@ -76,7 +76,7 @@ def distribute(
     if joined_loss is not None and type(joined_loss) is not bool:
         raise TypeError(f"joined_loss={joined_loss!r}: must be True, False or None")
     refusals.check_model(model)
-    tower_devices = devices.of_towers(towers)
+    tower_devices = devices.choose(towers)
     devices.run_graphs_as_written()
     workers = workers or worker.Workers()
     Distribution(model, tower_devices, microbatch_size, joined_loss, accumulate_gradients, workers)

@@ -80,6 +80,12 @@ class Microbatch:
         self.forward = self._function(self._forward)
         self.backward = self._function(self._backward)
 
+    def values(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """What the model's variables hold: the weights and the state that passes take."""
+        both = self.model.trainable_variables, self.model.non_trainable_variables
+        weights, state = ([tf.convert_to_tensor(v.value) for v in each] for each in both)
+        return weights, state
+
     def _function(self, function: Callable) -> Callable:
         made = tf.function(function, autograph=False, jit_compile=self.jit_compile or None)
         made._omit_frequent_tracing_warning = True  # a batch may have several shapes

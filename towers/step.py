@@ -78,7 +78,6 @@ class Program:
         self._variables = self._trained()
 
     def _trained(self) -> list[int]:
-        """What is trained, and by what."""
         return [*map(id, self.model.trainable_variables), id(self.model.optimizer)]
 
     def trace(self, batch: cutting.Structure, size: int) -> ConcreteFunction:
@@ -97,13 +96,11 @@ class Program:
         gpus = {device for device in self.tower_devices if not machine.are_cpus([device])}
         if len(gpus) < 2 or self.joined or not self.pass_.jit_compile:
             return
-        model, parts = self.model, cutting.cut(batch, size)
+        parts = cutting.cut(batch, size)
         with operation_gradients.corrected(True), tf.device(self.tower_devices[0]):
-            weights = [tf.identity(variable.value) for variable in model.trainable_variables]
-            state = [tf.identity(variable.value) for variable in model.non_trainable_variables]
-            scale = updating.loss_scale(model.optimizer) if self.training else None
+            scale = updating.loss_scale(self.model.optimizer) if self.training else None
             for part in (parts[0], parts[-1]):  # which may be shorter
-                self.pass_.backward(weights, state, _number(0), part, scale)
+                self.pass_.backward(*self.pass_.values(), _number(0), part, scale)
 
     def _trace(self, batch: cutting.Structure, size: int) -> ConcreteFunction:
         # TensorFlow finds graphs as well, but takes a tenth of a millisecond for it.
@@ -136,7 +133,7 @@ class Program:
           The metrics after it, as from Keras's `train_step`; and the `Watched` if `watched`.
 
         Raises:
-          InvalidArgumentError: from `not_finite.check`, if `watched`; nothing was updated.
+          InvalidArgumentError: from `updating.check_finite`, if `watched`; nothing was updated.
         """
         return self.trace(batch, size)(batch)
 
@@ -264,13 +261,10 @@ class Program:
 
     def _on_towers(self, batch, size: int, among, compute: Callable) -> tuple[list, dict]:
         """Builds every tower on its device, each with its microbatches; in their order."""
-        model = self.model
         with tf.device(devices.HOST), tf.name_scope("cut_batch"):
             parts = cutting.cut(batch, size)  # [M], each [size, ...]
         with tf.name_scope("weights"):
-            weights = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
-            states = [tf.convert_to_tensor(v.value) for v in model.non_trainable_variables]
-            values = weights, states
+            values = self.pass_.values()
             if any(self._is_packed(tower) for tower, _ in among.runs):
                 packed = packing.Packed(values)
         results: dict[int, Any] = {}  # of this worker's microbatches, in order

@@ -35,7 +35,6 @@ def network(name: str) -> networks.Network:
 def _application(
     function: Callable, image_shape: tuple[int, int, int], num_classes: int
 ) -> keras.Model:
-    """A network of keras.applications."""
     options = {"input_shape": image_shape, "classes": num_classes, "weights": None}
     if "include_preprocessing" in inspect.signature(function).parameters:
         options["include_preprocessing"] = False  # the images are prepared already

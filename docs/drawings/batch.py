@@ -21,14 +21,13 @@ DRAWING = ROOT / "docs" / "figures" / "architecture.svg"
 
 # Where to begin in the package, and what a file is read for.
 READING_ORDER = {
-    "towers/step.py": "the step as a whole; the next nine files are its parts",
+    "towers/step.py": "the step as a whole; the next eight files are its parts",
     "towers/cutting.py": "how a batch is cut into microbatches",
     "towers/microbatch.py": "forward and backward pass of a microbatch",
     "towers/gradients.py": "the tree of additions",
     "towers/weight_decay.py": "the terms of the loss beside the cross entropy",
     "towers/networks/cifarnet.py": "the network",
-    "towers/updating.py": "the update of weights, statistics and metrics",
-    "towers/not_finite.py": "what is checked before an update",
+    "towers/updating.py": "the update of weights, statistics and metrics, and its check",
     "towers/moving_averages.py": "the weights that are evaluated",
     "towers/schedules.py": "the rate as a function of examples seen",
     "towers/distribution.py": "how the step gets beneath Keras's fit",
@@ -110,7 +109,7 @@ BOXES = {
     "sum_0": Box(36, 626, 390, "gradients.sum_over_share", "m0 + m1"),
     "sum_1": Box(474, 626, 390, "gradients.sum_over_share", "m2 + m3"),
     "reduce": Box(36, 738, 828, "gradients.add_up", "(m0 + m1) + (m2 + m3), divided by 4"),
-    "check": Box(36, 806, 162, "not_finite.check", "losses and gradients,\nor no update"),
+    "check": Box(36, 806, 162, "updating.check_finite", "losses and gradients,\nor no update"),
     "apply": Box(222, 806, 216, "keras.optimizers.SGD.apply", "10 times\nweight - rate * gradient"),
     "averages": Box(462, 806, 194, "moving_averages.update", "0.9911 * average\n+ 0.0089 * weight"),
     "state": Box(680, 806, 184, "step.Program._changes", "4 states become one;\ncifarnet has none"),

@@ -142,10 +142,9 @@ class Log(RunCallback):
         self._decays: dict[str, float] = {}
 
     def on_train_begin(self, logs=None):
-        self._begin()
+        self._start_clock()
 
-    def _begin(self) -> None:
-        """Counts the time from now on."""
+    def _start_clock(self) -> None:
         self._since = time.perf_counter(), self.run.state.step
 
     def _is_due(self, step: int) -> bool:
@@ -164,7 +163,7 @@ class Log(RunCallback):
         if not self._is_due(step):
             return
         began, before = self._since
-        self._begin()
+        self._start_clock()
         elapsed, steps = self._since[0] - began, max(1, step - before)
         losses = run.watched.losses.numpy().astype(np.float64)
         examples = cutting.num_examples(run.batch)
@@ -187,7 +186,7 @@ class Log(RunCallback):
         if step == 1:
             with summaries.events(run.writer("train"), 0):
                 tf.summary.graph(summaries.graph_with_calls_inlined(run.step_function()))
-            self._begin()
+            self._start_clock()
 
     def on_epoch_end(self, epoch, logs=None):
         if not self._writes:
@@ -196,7 +195,7 @@ class Log(RunCallback):
         of_epoch = {f"epoch_{n}": v for n, v in values.items() if not n.startswith("val_")}
         evaluated = {n.removeprefix("val_"): v for n, v in values.items() if n.startswith("val_")}
         self._write(values, {"train": of_epoch, "eval": evaluated})
-        self._begin()  # an evaluation is no training
+        self._start_clock()  # an evaluation is no training
 
     def _write(self, values: dict, of_parts: dict[str, dict]) -> None:
         """Writes a line, and numbers by the part of TensorBoard's files that they are for."""

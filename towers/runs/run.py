@@ -273,7 +273,6 @@ class Run:
         return self._notes["ended_at"] == step and (is_stopped or step == self._last_step)
 
     def _is_due(self) -> bool:
-        """Whether a checkpoint is."""
         return self._save_every > 0 and self.state.step % self._save_every == 0
 
     def _make_steps(self, epoch: int) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from towers import errors, not_finite
+from towers import errors, updating
 
 _NOT_COMPILED = re.compile("Detected unsupported operations .*|Trying to access resource .*")
 
@@ -27,7 +27,7 @@ def explained(what: str = "a step") -> Iterator[None]:
     except tf.errors.UnimplementedError as error:  # with --deterministic, by TensorFlow's words
         raise TrainingError(errors.reason(error)) from error
     except tf.errors.OpError as error:
-        if not_finite.is_from_check(error):
+        if updating.is_from_check(error):
             raise TrainingError(
                 f"{what}: a loss or a gradient is NaN or Inf; the step was not applied. A lower "
                 "learning rate, clipped gradients or a wider type may help"
