@@ -1,6 +1,11 @@
 """The benchmarks run, count right and compare like with like; what they measure is no test's
 business."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import scripts
 
@@ -56,3 +61,20 @@ def test_a_side_that_ends_is_named_with_its_last_words(side, when):
     broken = side("broken", text, {"steps": 1})
     with pytest.raises(SystemExit, match=r"(?s)broken has ended; .*OSError: no batch"):
         turns.measure({"broken": broken}, rounds=1)
+
+
+@pytest.mark.long
+@pytest.mark.whole_program
+def test_the_script_for_a_day_with_a_gpu_runs_on_a_cpu(tmp_path):
+    output = tmp_path / "rehearsal.jsonl"
+    call = [sys.executable, "-m", "benchmarks.gpu_day", "--rehearse", f"--output={output}"]
+    environment = os.environ | {"PYTHONPATH": str(scripts.ROOT)}
+    subprocess.run(call, cwd=scripts.ROOT, env=environment, check=True, capture_output=True)
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [line for line in lines if "error" in line or "lost" in str(line)] == []
+    ended = [line["section"] for line in lines if "seconds" in line and "kind" not in line]
+    parts = "names", "hashes", "cifarnet", "resnet50", "microbatches", "variants", "profile"
+    assert tuple(ended) == parts
+    runs = "cold 1 first", "warm 1", "warm 2"
+    hashes = [line["sha256"] for line in lines if line.get("run") in runs]
+    assert len(hashes) == 3 and len(set(hashes)) == 1
