@@ -37,9 +37,8 @@ def towers(folder: str, batch: int, augment: str = "none") -> Iterator:
     yield
     if folder:
         split = datasets.load("folder", folder, "all", image_size=SIZE)
-        source = images.training(
-            split, images.preprocessing("random_resized_crop", split, augmentation=augment), 0
-        )
+        how = preprocess.for_images("random_resized_crop", split.image_shape, augment)
+        source = images.training(split, how, 0)
     else:
         how = preprocess.for_images("pad_crop_flip", (32, 32, 3), augment)
         source = by_step.batches(*arrays(), augment=None if augment == "none" else how.in_training)

@@ -17,15 +17,17 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from PIL import Image
 
 from . import checks, images, pictures
 
 TRAIN, TEST, ALL = "train", "test", "all"
 _TEST_SHARE = 10  # one picture of so many is for `test`
 
-# Others that Pillow knows: leaving these out silently would be wrong.
-_OTHER_PICTURES = (*Image.registered_extensions().keys() - pictures.ENDINGS,)
+# Pictures that are not read: leaving them out silently would be wrong.
+_OTHER_PICTURES = (
+    ".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".svg", ".psd", ".raw", ".cr2",
+    ".cr3", ".nef", ".arw", ".orf", ".rw2", ".dng", ".tga", ".ppm", ".pgm", ".pnm", ".exr", ".hdr",
+)  # fmt: skip
 # Folders of these names look like splits, not classes.
 _LIKE_SPLITS = ("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval")
 _OF_SYSTEMS = ("__MACOSX", "@eaDir")  # what archives and file servers put beside pictures

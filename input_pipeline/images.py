@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from towers import hashes, machine
 
-from . import arrays, batches, checks, mixing, pictures, preprocess
+from . import arrays, batches, checks, pictures, preprocess
 
 IMAGE_SIZE = 224  # of pictures that are decoded when they are needed, by default
 _CUT_DRAW = 16
@@ -147,34 +147,8 @@ class EncodedImages(Images):
         return content, label
 
 
-def preprocessing(
-    name: str,
-    split: Images,
-    *,
-    augmentation: str = "none",
-    random_erasing: float = 0.0,
-    mixup_alpha: float = 0.0,
-    cutmix_alpha: float = 0.0,
-) -> preprocess.Preprocessing:
-    """What happens to the images of a data set between the set and the network.
-
-    Args:
-      name: as for `preprocess.for_images`; `random_resized_crop` is for encoded pictures.
-      split: of a data set, from `datasets.load`.
-      augmentation, random_erasing: in training, as for `preprocess.for_images`.
-      mixup_alpha, cutmix_alpha: in training, as of `mixing.Mixing`.
-
-    Raises:
-      ValueError: as `preprocess.for_images`, or a number is out of its range.
-      DataError: it crops pictures while it decodes them, and these are decoded already.
-    """
-    mixed = mixing.Mixing(mixup_alpha, cutmix_alpha, len(split.class_names))
-    prepared = preprocess.for_images(name, split.image_shape, augmentation, random_erasing, mixed)
-    _check_fits(split, prepared)
-    return prepared
-
-
-def _check_fits(split: Images, prepared: preprocess.Preprocessing) -> None:
+def check_fits(split: Images, prepared: preprocess.Preprocessing) -> None:
+    """Raises a ValueError or a DataError where images cannot be prepared so."""
     if tuple(split.image_shape) != prepared.image_shape:
         raise ValueError(
             f"preprocessing={prepared.name} was made for images of {list(prepared.image_shape)}, "
@@ -194,12 +168,12 @@ def training(
 
     Args:
       split: from `datasets.load`.
-      prepared: from `preprocessing`; ValueError or DataError where it is for other images.
+      prepared: as for `check_fits`.
       seed: of the order of the examples and of what preprocessing draws.
       one_hot: whether labels are the share of each class, float32 [n, classes], as those of images
         that are mixed always are.
     """
-    _check_fits(split, prepared)
+    check_fits(split, prepared)
 
     def mixed(images, labels, draws):
         images, labels = prepared.mixed(images, labels, draws)
@@ -220,14 +194,14 @@ def evaluated(
 
     Args:
       split: from `datasets.load`.
-      prepared: from `preprocessing`; ValueError or DataError where it is for other images.
+      prepared: as for `check_fits`.
       batch_size: images of a batch, at least 1; the last batch may have fewer.
       one_hot: as of `training`.
 
     Returns:
       Batches (images float32 `[n, *output_shape]`, labels int32 [n]), in the order of the split.
     """
-    _check_fits(split, prepared)
+    check_fits(split, prepared)
     examples = split
     if isinstance(split, EncodedImages):
         examples = dataclasses.replace(split, image_size=prepared.raw_shape[0])

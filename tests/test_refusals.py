@@ -140,6 +140,18 @@ class Counts(keras.Model):
         return outputs
 
 
+class CountsTwice(Counts):
+    """The second metric has the name of the first, and does not depend on the cut."""
+
+    def __init__(self):
+        super().__init__(keras.metrics.Sum, ops.mean)
+        self.other = keras.metrics.Sum(name="peculiar")
+
+    def call(self, x):
+        self.other.update_state(ops.ones_like(x))
+        return super().call(x)
+
+
 class Largest(keras.metrics.Metric):
     def __init__(self, name):
         super().__init__(name=name)
@@ -174,6 +186,7 @@ REFUSED = {  # by what the message must name
     "keras.random": (lambda: layer(lambda own, x: x + keras.random.normal((8,))), "SeedGenerator"),
     "a sum": (lambda: layer(added(lambda x: ops.sum(x**2))), "add_loss"),
     "a metric of one number of a batch": (lambda: Counts(keras.metrics.Mean, ops.mean), "peculiar"),
+    "the first of two metrics of one name": (CountsTwice, "peculiar"),
     "a metric that does not add": (lambda: Counts(Largest, lambda x: x), "peculiar"),
     "a running total": (lambda: layer(totalled, weight("total")), "total"),
 }

@@ -51,18 +51,18 @@ def check(pass_: microbatch.Microbatch, batch: cutting.Structure, size: int) -> 
         [_values(model, _forward(pass_, one, draw), looked_at) for draw in range(draws)]
         for one in (whole, *parts)
     ]
-    for key in passes[0][0]:
-        of_whole, *of_parts = (tf.stack([values[key] for values in one]) for one in passes)
+    for place, (name, _) in enumerate(passes[0][0]):
+        of_whole, *of_parts = (tf.stack([values[place][1] for values in one]) for one in passes)
         # What metrics count is added over microbatches, all else averaged over examples.
-        weights = [1, 1] if key[0] == "metric" else [n / sum(sizes) for n in sizes]
+        weights = [1, 1] if name.startswith("metric") else [n / sum(sizes) for n in sizes]
         off = sum(w * part for w, part in zip(weights, of_parts, strict=True)) - of_whole
         by_chance = 4 * tf.math.reduce_std(off, axis=0) / draws**0.5
         largest = tf.reduce_max(tf.abs(tf.reduce_mean(of_whole, axis=0)))
         allowed = tolerance * largest + by_chance + 1e-6
         if not bool(tf.reduce_all(tf.abs(tf.reduce_mean(off, axis=0)) <= allowed)):
             raise ValueError(
-                f"{type(model).__name__}: the {' '.join(key)} depends on how a batch is cut, as a "
-                "sum over the batch or a running total does: make it a mean over examples"
+                f"{type(model).__name__}: the {name} depends on how a batch is cut, as a sum over "
+                "the batch or a running total does: make it a mean over examples"
             )
 
 
@@ -87,16 +87,16 @@ def _may_depend(model: keras.Model) -> set[int]:
 
 def _values(
     model: keras.Model, forward: microbatch.Forward, looked_at: set[int]
-) -> dict[tuple[str, str], tf.Tensor]:
-    """What must not depend on the cut, float64, by its kind and name; of a loss its sum."""
-    values = {
-        ("value given to add_loss,", f"number {number}"): tf.reduce_sum(loss)
-        for number, loss in enumerate(forward.losses)
-    }
-    for variable, value in zip(model.non_trainable_variables, forward.state, strict=True):
+) -> list[tuple[str, tf.Tensor]]:
+    """What must not depend on the cut, float64, with its name; of a loss its sum."""
+    state = zip(model.non_trainable_variables, forward.state, strict=True)
+    metrics = zip(model.metrics_variables, forward.metrics, strict=True)
+    values = [("value given to add_loss", tf.reduce_sum(loss)) for loss in forward.losses]
+    for variable, value in state:
         if id(variable) in looked_at:
-            values["weight", variable.path] = variable.value if value is None else value
-    for variable, value in zip(model.metrics_variables, forward.metrics, strict=True):
+            values.append((f"weight {variable.path}", variable if value is None else value))
+    for variable, value in metrics:
         if id(variable) in looked_at:
-            values["metric", variable.path] = tf.zeros_like(variable) if value is None else value
-    return {key: tf.cast(value, tf.float64) for key, value in values.items()}
+            added = tf.zeros_like(variable) if value is None else value
+            values.append((f"metric {variable.path}", added))
+    return [(name, tf.cast(value, tf.float64)) for name, value in values]

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from input_pipeline import datasets, images, preprocess, raw_images
+from input_pipeline import datasets, images, mixing, preprocess, raw_images
 from towers import devices, machine, metrics, networks, schedules, weight_decay, worker
 from towers.networks import optimizers
 from towers.runs import callbacks
@@ -77,14 +77,12 @@ def preprocessing(
 ) -> preprocess.Preprocessing:
     """What happens to the images before the network."""
     with settings.as_flags(f"--dataset={chosen.dataset}: "):
-        return images.preprocessing(
-            chosen.preprocessing,
-            training,
-            augmentation=chosen.augment,
-            random_erasing=chosen.random_erasing,
-            mixup_alpha=chosen.mixup_alpha,
-            cutmix_alpha=chosen.cutmix_alpha,
-        )
+        classes = len(training.class_names)
+        mixed = mixing.Mixing(chosen.mixup_alpha, chosen.cutmix_alpha, classes)
+        how = chosen.augment, chosen.random_erasing, mixed
+        prepared = preprocess.for_images(chosen.preprocessing, training.image_shape, *how)
+        images.check_fits(training, prepared)
+        return prepared
 
 
 def export(

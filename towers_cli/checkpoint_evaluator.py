@@ -1,6 +1,7 @@
 """Evaluating the checkpoints of a run: what `eval.py` does once its flags are parsed."""
 
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -56,12 +57,8 @@ class CheckpointEvaluator:
         self._config: dict = {}
         self._config = self._read_config()
         run = settings.TrainSettings(**self._config["settings"])
-        run = dataclasses.replace(
-            run,
-            num_towers=chosen.num_towers,
-            data_dir=chosen.data_dir or run.data_dir,
-            global_batch_size=chosen.global_batch_size or run.global_batch_size,
-        )
+        data_dir = chosen.data_dir or run.data_dir
+        run = dataclasses.replace(run, num_towers=chosen.num_towers, data_dir=data_dir)
         # The same arithmetic as in training, to the last bit.
         tower_devices = build.start_runtime(run)
 
@@ -69,7 +66,8 @@ class CheckpointEvaluator:
         loaded = build.load_split(run, split, names)
         preprocessing = build.preprocessing(run, loaded)
         self._check_data(split, loaded, preprocessing.output_shape)
-        self._batches = images.evaluated(loaded, preprocessing, run.global_batch_size)
+        batch_size = chosen.global_batch_size or run.global_batch_size
+        self._batches = images.evaluated(loaded, preprocessing, batch_size)
         # What tells one evaluation of a checkpoint from another, as in `eval.jsonl`.
         self._way = {
             "split": split,
@@ -107,10 +105,19 @@ class CheckpointEvaluator:
         here = {"image_shape": image_shape, "class_names": loaded.class_names, "sha256": sha256}
         expected = derived | {"sha256": recorded.get(split, sha256)}
         if different := errors.differences({name: expected[name] for name in here}, here):
+            data_dir = self._chosen.data_dir
+            flag = f"--data_dir={data_dir}" if data_dir else f"--split={split}"
             raise settings.SettingsError(
-                f"--split={split}: its images or labels are not those of the run: "
+                f"{flag}: its images or labels are not those of the run: "
                 f"{'; '.join(different)[:600]}"
             )
+
+    @functools.cached_property
+    def _writer(self) -> tf.summary.SummaryWriter:
+        """Made when there is something to write: an evaluation that fails leaves no file."""
+        # Not the training's own eval/: TensorBoard follows one writer in a folder.
+        flip = "_flip" if self._chosen.test_time_flip else ""
+        return summaries.file_writer(self._folder.path / f"eval_{self._way['split']}{flip}")
 
     def evaluate(self, path: str) -> None:
         """Evaluates the checkpoint at `path`, writes the result down and prints it."""
@@ -124,10 +131,7 @@ class CheckpointEvaluator:
         epoch = examples_seen / self._config["resolved"]["examples_per_epoch"]
         line = {"step": step, "epoch": epoch, "checkpoint": os.path.abspath(path), **way, **figures}
         run_folder.append_line(self._folder.evaluations, line)
-        # Not the training's own eval/: TensorBoard follows one writer in a folder.
-        flip = "_flip" if is_flipped else ""
-        writer = summaries.file_writer(self._folder.path / f"eval_{way['split']}{flip}")
-        with summaries.events(writer, step):
+        with summaries.events(self._writer, step):
             summaries.scalars(figures)
         print(
             f"step {step}, epoch {epoch:.2f}, {way['split']} split, {figures['count']:,} examples, "
@@ -136,7 +140,8 @@ class CheckpointEvaluator:
             f"cross entropy {figures['cross_entropy']:.4f}"
         )
         for name, accuracy in zip(names, accuracies, strict=True):
-            print(f"  {accuracy:7.2%}  {command_line.printable(name)}", flush=True)
+            shown = "-" if np.isnan(accuracy) else f"{accuracy:.2%}"
+            print(f"  {shown:>7}  {command_line.printable(name)}", flush=True)
 
     def evaluate_once(self) -> None:
         """Evaluates the checkpoint that was asked for, or the newest."""

@@ -68,7 +68,7 @@ def _check(model, image_shape: tuple[int, int, int], num_classes: int) -> None:
     if not isinstance(model, keras.Model):
         raise ValueError(f"must return a Keras model, but returned a {type(model).__name__}")
     if not model.built:
-        model(keras.ops.zeros((1, *image_shape)))
+        model.build((None, *image_shape))
     logits = model.compute_output_spec(keras.KerasTensor((None, *image_shape), dtype="float32"))
     shape = getattr(logits, "shape", None)
     if shape is None or tuple(shape[1:]) != (num_classes,):

@@ -99,6 +99,10 @@ RUN_PATH = Range(
     lambda value: value and "://" not in value and not _PATTERN.search(value),
     "a local path without the characters * ? [ ] and \\, which TensorFlow reads as patterns",
 )
+SPLIT = Range(
+    re.compile(r"\w[\w.-]{0,99}", re.ASCII).fullmatch,
+    "the name of one whole split, such as validation; not a part or a sum, as train[:10%]",
+)
 NETWORKS = ("cifarnet", "resnet", "resnet50", "fastnet")
 MODEL = Range(
     re.compile(rf"{'|'.join(NETWORKS)}|[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*|[A-Z]\w*").fullmatch,
@@ -172,7 +176,9 @@ class TrainSettings(Settings):
         False, "Print what the run would be, and exit. Nothing is written or downloaded."
     )
 
-    eval_split: str = option("test", "Split to evaluate, as a whole, by its name.", topic="Data")
+    eval_split: str = option(
+        "test", "Split to evaluate: any split of the data set except train.", SPLIT, topic="Data"
+    )
     seed: int = setting(
         0, "Seed of the initial weights, the order of the examples and the augmentation.",
         Range(lambda value: 0 <= value < 2**31, "at least 0 and below 2147483648")
@@ -321,6 +327,8 @@ class TrainSettings(Settings):
         has_end = schedule in ENDING_SCHEDULES
         has_nesterov = self.optimizer in WITH_NESTEROV and self.momentum
         for name, is_wrong, problem in (
+            ("eval_split", self.eval_split == TRAINING_SPLIT,
+             f"must be another split than the run is trained on; eval.py takes {TRAINING_SPLIT}"),
             ("global_batch_size", is_mixed and self.global_batch_size % 2,
              "must be even for --mixup_alpha and --cutmix_alpha"),
             ("decay_epochs", (schedule == "piecewise") != bool(decays) or not is_rising,
@@ -347,7 +355,7 @@ class EvalSettings(Settings):
         None, "Checkpoint to evaluate, by path or step; default: the newest.", RUN_PATH
     )
     split: str | None = option(
-        None, "Split to evaluate, such as train, or all of a folder; default: the run's."
+        None, "Split to evaluate, such as train, or all of a folder; default: the run's.", SPLIT
     )
     num_towers: int | None = option(
         None, "Number of towers; default: one per visible GPU, or 1 without a GPU.", PARTS

@@ -96,6 +96,7 @@ def test_the_program_for_several_workers_ends_with_the_weights_of_one(tmp_path):
 
 def test_the_page_on_data_lists_pictures_that_cannot_be_decoded(tmp_path):
     root = photos.folder(tmp_path / "pictures", 3)
+    (root / "ant" / "Thumbs.db").touch()
     assert run(tmp_path, "-c", programs("docs/data.md")[0]) == ""
     (root / "ant" / "001.jpg").write_bytes(b"<html>not found</html>")
     (root / "bee" / "002.jpg").write_bytes((root / "bee" / "002.jpg").read_bytes()[:-100])

@@ -28,7 +28,6 @@ import tensorflow as tf  # isort: skip
 import toys  # isort: skip
 
 BATCH, STEPS, MICROBATCH = 16, 6, 2
-collectives._LEAST_BYTES_OF_A_PART = 64  # small networks' gradients travel in parts, too
 
 
 def distributed(workers, model, num_towers=1, optimizer=None, microbatch=MICROBATCH, loss=None):
@@ -171,7 +170,29 @@ def of_others(workers) -> list[str]:
     return said
 
 
-CHECKS = (models, own_run, at_odds, of_others)
+class Untold(keras.layers.Dense):
+    """The gradient of its kernel has a shape that TensorFlow does not know."""
+
+    def call(self, x):
+        @tf.custom_gradient
+        def same(kernel):
+            back = lambda upstream: tf.numpy_function(np.asarray, [upstream], tf.float32)  # noqa: E731
+            return tf.identity(kernel), back
+
+        return x @ same(tf.convert_to_tensor(self.kernel))
+
+
+def of_unknown_shape(workers) -> str:
+    """What is said of a gradient that cannot be packed."""
+    model = keras.Sequential([keras.Input([3]), Untold(toys.CLASSES, use_bias=False)])
+    try:
+        distributed(workers, model).train_on_batch(*toys.batch(BATCH, (3,)))
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+CHECKS = (models, own_run, at_odds, of_others, of_unknown_shape)
 
 
 def main(folder: str) -> None:

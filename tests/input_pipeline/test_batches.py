@@ -80,7 +80,7 @@ def test_images_are_spread_out_over_all():
 LARGE_SET = r"""
 import re, numpy
 from pathlib import Path
-from input_pipeline import images
+from input_pipeline import images, preprocess
 
 def peak():
     return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
@@ -90,7 +90,7 @@ def make():
 
 def read(arrays):
     split = images.ImageArrays(*arrays, class_names=("all",), source="here")
-    how = images.preprocessing("pad_crop_flip", split)
+    how = preprocess.for_images("pad_crop_flip", split.image_shape)
     list(images.training(split, how, 0).batches(0, 3, global_batch_size=2))
     next(iter(images.evaluated(split, how, 2)))
 

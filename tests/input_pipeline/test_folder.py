@@ -126,13 +126,14 @@ def holds_out_all_dogs(root):
         (lambda r: (r / "dog").mkdir(), "class 'dog' has no pictures in train"),
         (holds_out_all_dogs, "class 'dog' has no pictures in train"),
         (lambda r: (r / "ant" / "a.tif").touch(), "ant/a.tif is in a format"),
+        (lambda r: (r / "ant" / "a.HEIC").touch(), "ant/a.HEIC is in a format"),
         (lambda r: os.symlink("nowhere", r / "ant" / "x.jpg"), "x.jpg cannot be read: No such"),
         (lambda r: os.symlink(r / "ant", r / "ant" / "x"), "ant/x is a link to a folder"),
         (lambda r: (r / "x.png").touch(), "1 pictures are in no class's folder: 'x.png'"),
         (lambda r: (r / "Training").mkdir(), "'Training' would be classes, but look like splits"),
         (lambda r: [os.rename(r / n, r.parent / n) for n in ("ant", "bee")], "1 folders"),
     ],
-    ids=["empty class", "held out", "tiff", "dead link", "loop", "stray", "splits", "one"],
+    ids=["empty class", "held out", "tiff", "heic", "dead link", "loop", "stray", "splits", "one"],
 )
 def test_what_is_refused(root, break_it, names):
     break_it(root)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 import tiny_photos
 
-from input_pipeline import batches, checks, datasets, images, pictures, preprocess
+from input_pipeline import batches, checks, datasets, images, mixing, pictures, preprocess
 
 BATCH, SIZE = 8, 16
 
@@ -31,6 +31,11 @@ def split(folder):
     return datasets.load("folder", str(folder), "all", image_size=SIZE)
 
 
+def preparation(split, name, augmentation="none", random_erasing=0.0, **alphas):
+    mixed = mixing.Mixing(**alphas, num_classes=len(split.class_names))
+    return preprocess.for_images(name, split.image_shape, augmentation, random_erasing, mixed)
+
+
 PREPARED = [
     ("random_resized_crop", {}),
     ("random_resized_crop", {"augmentation": "trivial_augment", "random_erasing": 0.5}),
@@ -47,7 +52,7 @@ PREPARED = [
 )
 def prepared(request, split):
     name, more = request.param
-    return images.preprocessing(name, split, **more)
+    return preparation(split, name, **more)
 
 
 def taken(source, first, last) -> list[tuple]:
@@ -69,7 +74,7 @@ def test_a_batch_is_the_same_wherever_reading_begins(split, prepared):
 
 def test_a_picture_is_cut_then_augmented_then_mixed(split):
     options = {"augmentation": "trivial_augment", "random_erasing": 1.0, "mixup_alpha": 0.4}
-    how = images.preprocessing("random_resized_crop", split, **options)
+    how = preparation(split, "random_resized_crop", **options)
     [found] = taken(images.training(split, how, seed=3), 2, 3)
     ids = batches.example_ids(2, num_examples=33, global_batch_size=BATCH, seed=3)
     seed = batches.augmentation_seed(2, seed=3)
@@ -188,7 +193,7 @@ def test_a_training_has_a_fingerprint_of_all_that_decides_its_batches(any_split)
         options.append({})
 
     def fingerprint(split, options, seed=0):
-        how = images.preprocessing(**({"name": "pad_crop_flip"} | options), split=split)
+        how = preparation(split, **({"name": "pad_crop_flip"} | options))
         return images.training(split, how, seed).fingerprint
 
     found = [*map(fingerprint, splits, options), fingerprint(any_split, {}, 1)]

@@ -58,6 +58,11 @@ def test_another_order_of_additions_shows():
     assert found["losses"] != alone("cifarnet")["losses"]
 
 
+def test_a_gradient_of_unknown_shape_is_refused(of_workers):
+    for found in of_workers:
+        assert "shapes must be known" in found["of_unknown_shape"]
+
+
 def test_workers_that_do_something_else_are_named(of_workers):
     """Other calls, another batch, other weights, and one more call than the others."""
     for index, found in enumerate(of_workers):

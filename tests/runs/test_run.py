@@ -15,7 +15,7 @@ import scripts
 
 import towers
 from input_pipeline import arrays
-from towers import conditions, errors
+from towers import conditions, errors, weight_decay
 from towers.runs import callback_state, checkpoints, run_folder
 from towers.runs import callbacks as run_callbacks
 
@@ -110,12 +110,13 @@ def test_is_what_keras_s_fit_is(tmp_path):
     np.testing.assert_allclose(loaded.predict(x, verbose=0), plain.predict(x, verbose=0), 1e-6)
 
 
-@pytest.mark.parametrize("what", ["data", "decay", "loss", "loss_weights"])
+@pytest.mark.parametrize("what", ["data", "decay", "loss", "loss_weights", "variables"])
 def test_a_run_is_known_by(what, tmp_path):
     x, y = fit_program.data()
 
-    def train(seed=0, decay=0.9, reduction="sum_over_batch_size", weight=1.0):
+    def train(seed=0, decay=0.9, reduction="sum_over_batch_size", weight=1.0, coefficient=0.1):
         model = compiled()
+        weight_decay.regularize(weight_decay.kernels(model), coefficient)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
         model.compile("adam", loss, loss_weights=[weight])
         average = run_callbacks.MovingAverages(model, decay)
@@ -126,7 +127,7 @@ def test_a_run_is_known_by(what, tmp_path):
     before = scripts.contents(tmp_path)
     other = {
         "data": {"seed": 1}, "decay": {"decay": 0.8}, "loss": {"reduction": "mean"},
-        "loss_weights": {"weight": 2.0},
+        "loss_weights": {"weight": 2.0}, "variables": {"coefficient": 0.2},
     }  # fmt: skip
     with pytest.raises(run_folder.RunFolderError, match=what):
         train(**other[what])

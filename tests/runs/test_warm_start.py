@@ -123,6 +123,23 @@ def two_parts(*names):
     return sequential(*(sequential(dense(6), dense(6), name=name) for name in names))
 
 
+def made_up():
+    """Two layers whose names Keras makes up, before one with a name."""
+    return sequential(dense(5), dense(5), dense(2, name="head"))
+
+
+def exported(model):
+    """As a run's final model has the one that was trained."""
+    inputs = keras.Input(model.input_shape[1:])
+    return keras.Model(inputs, keras.layers.Softmax()(model(inputs)))
+
+
+def in_two_places(first, second):
+    """A layer, or two of them, in two models with names."""
+    parts = keras.Sequential([first], name="p1"), keras.Sequential([second], name="p2")
+    return sequential(*parts)
+
+
 # The model in the file, the one that takes from it, and the layers that keep their own weights.
 TAKEN = {
     "the same": (usual, usual, []),
@@ -138,6 +155,8 @@ TAKEN = {
         ],
     ),
     "a subclass": (lambda: Own(1), lambda: Own(1), []),
+    "within the exported one": (lambda: exported(made_up()), made_up, []),
+    "an exported one within another": (lambda: exported(exported(made_up())), made_up, []),
     "a base here": (lambda: around_a_base(False), lambda: around_a_base(True), []),
     "a base there": (lambda: around_a_base(True), lambda: around_a_base(False), []),
 }  # fmt: skip
@@ -174,6 +193,14 @@ class TestLayers:
         before = values(model)
         with pytest.raises(warm_start.WarmStartError, match="no layer of the model"):
             taken(path, model)
+        assert_same(values(model), before)
+
+    def test_that_are_one_here_and_two_there_keep_their_own(self, saved):
+        shared = dense(6)
+        model = in_two_places(shared, shared)
+        before = values(model)
+        with pytest.raises(warm_start.WarmStartError, match="no layer of the model"):
+            taken(saved(in_two_places(dense(6), dense(6))), model)
         assert_same(values(model), before)
 
     def test_that_changed_places_are_not_confused(self, saved):

@@ -114,7 +114,7 @@ class MultiWorker(worker.Workers):
             subtree: gradients.add_up(sums, subtree, gradients.add_weight_by_weight)
             for subtree in gradients.subtrees(of.microbatches(), of.num_microbatches)
         }
-        packed = {subtree: packing.Packed(of_all) for subtree, of_all in local_sums.items()}
+        packed = {at: packing.Packed([*map(_known, of_all)]) for at, of_all in local_sums.items()}
         # The rows of each sparse gradient, one after the other.
         totals = functools.reduce(gradients.add_weight_by_weight, local_sums.values())
         sparse = {n: g for n, g in enumerate(totals) if isinstance(g, tf.IndexedSlices)}
@@ -286,11 +286,15 @@ class MultiWorker(worker.Workers):
             raise
 
 
+def _known(values: gradients.Gradient) -> gradients.Gradient:
+    if isinstance(values, tf.Tensor) and not values.shape.is_fully_defined():
+        raise ValueError(f"{values}: between workers, shapes must be known")
+    return values
+
+
 def _as_words(values: tf.Tensor) -> tf.Tensor:
     """The values' bits, int32 [n]; types narrower than that are widened, which loses nothing."""
-    if not values.shape.is_fully_defined():
-        raise ValueError(f"{values}: between workers, shapes must be known")
-    wide = tf.cast(values, _carrier(values.dtype))
+    wide = tf.cast(_known(values), _carrier(values.dtype))
     return tf.reshape(tf.bitcast(wide, tf.int32), [-1])
 
 

@@ -52,7 +52,10 @@ def describe_model(model: keras.Model) -> dict[str, str]:
     for number, name in enumerate(dict.fromkeys(_NAME.findall(text))):
         # Keras numbers names by what a process has built before.
         text = text.replace(f'"{name}"', f'"name {number}"')
-    variables = [(list(v.shape), v.dtype, v.trainable) for v in model.variables]
+    variables = [
+        (list(v.shape), v.dtype, v.trainable, describe("regularizer", v.regularizer))
+        for v in model.variables
+    ]
     parts = {"layers": text, "variables": json.dumps(variables)}
     return {name: hashlib.sha256(part.encode()).hexdigest()[:12] for name, part in parts.items()}
 

@@ -1,8 +1,8 @@
 """Beginning with existing weights: a run's, or those of a model that Keras saved.
 
 A layer takes the weights of the layer with its name. Names that Keras makes up, such as `dense_7`,
-depend on what a process has built before: those layers are matched by their kind and order, and
-only where both models have the same number of them.
+depend on what a process has built before: those layers are matched by what is around them, their
+kind and their order, and only where there are as many of them in both models.
 """
 
 import collections
@@ -111,8 +111,12 @@ def _take_from_model(file: str, model: keras.Model) -> tuple[list, list[str]]:
     except Exception as error:  # Keras has many for a file, or code in it, that it does not know
         raise WarmStartError(f"{file} cannot be read: {errors.reason(error)[:300]}") from error
     others, pairs, kept = _layers_by_key(source), list[tuple](), list[str]()
+    matches: dict[int, list] = {}  # of a layer, which may be in several places
     for key, layer in _layers_by_key(model).items():
-        here, there = _weights(layer), _weights(others[key]) if key in others else []
+        matches.setdefault(id(layer), [key, layer]).append(others.get(key))
+    for key, layer, other, *more in matches.values():
+        is_one = all(another is other for another in more)
+        here, there = _weights(layer), _weights(other) if other and is_one else []
         if _kinds(here) == _kinds(there):
             pairs += zip(here, there, strict=True)
         else:
@@ -126,9 +130,14 @@ def _take_from_model(file: str, model: keras.Model) -> tuple[list, list[str]]:
 
 
 def _layers_by_key(model: keras.Model) -> dict[str, keras.layers.Layer]:
-    """The layers with weights, by what matches them."""
+    """The layers with weights, by what matches them; a model in another has the same keys."""
     names = collections.Counter(layer.name for layer in model._flatten_layers())
-    return {key: layer for key, layer in _walk(model, names, "(model)") if _weights(layer)}
+    top, inner = model, [model]
+    while inner:  # down to the last layer that has all weights in layers of its own
+        top = inner[0]
+        count = len(top.variables)
+        inner = [one for one in top._layers if one._layers and len(one.variables) == count]
+    return {key: layer for key, layer in _walk(top, names, "(model)") if _weights(layer)}
 
 
 def _walk(
