@@ -72,7 +72,7 @@ def test_the_script_for_a_day_with_a_gpu_runs_on_a_cpu(tmp_path):
     subprocess.run(call, cwd=scripts.ROOT, env=environment, check=True, capture_output=True)
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert [line for line in lines if "error" in line or "lost" in str(line)] == []
-    ended = [line["section"] for line in lines if "seconds" in line and "kind" not in line]
+    ended = [line["section"] for line in lines if line.keys() == {"section", "at", "seconds"}]
     parts = "names", "hashes", "cifarnet", "resnet50", "microbatches", "variants", "profile"
     assert tuple(ended) == parts
     runs = "cold 1 first", "warm 1", "warm 2"
