@@ -294,3 +294,10 @@ class TestCommand:
         assert done.returncode == 2
         assert arguments[-1] in done.stderr.splitlines()[-1]
         assert "Traceback" not in done.stderr
+
+
+def test_the_small_network_s_multiplications_have_a_row_for_each_time_step():
+    """All factors are 1, so a gradient of the sum counts the rows."""
+    for gradient in where_time_goes.multiplications()():
+        rows = where_time_goes.TIME_STEPS * where_time_goes.SEQUENCES
+        np.testing.assert_array_equal(gradient, rows)
