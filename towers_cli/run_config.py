@@ -105,7 +105,8 @@ def start_table(
         "steps": f"{derived['last_step']:,}, {examples / batch_size:.1f} per epoch",
         "learning rate": _describe_rate(chosen, derived, learning_rate),
     }  # fmt: skip
-    if not machine.are_cpus(tower_devices) and chosen["parameter_device"] == "cpu":
+    is_alone = len(towers_of_workers) == 1  # several average on the CPU alone
+    if is_alone and not machine.are_cpus(tower_devices) and chosen["parameter_device"] == "cpu":
         rows["averaging"] = (
             f"on the CPU: a step copies {num_weights * 4e-6:.1f} MB of weights to each GPU, and "
             "gradients back; --parameter_device=gpu leaves them on the first"

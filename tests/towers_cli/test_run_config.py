@@ -34,7 +34,7 @@ def test_the_flags_of_the_rate_make_the_schedule():
     assert rates == pytest.approx([0.0, 0.4, 0.8, 0.4, 0.2])
 
 
-def table(*flags, device="/CPU:0", schedule="constant", last_step=9, **of_rate) -> str:
+def table(*flags, device="/CPU:0", workers=1, schedule="constant", last_step=9, **of_rate) -> str:
     """That of a run of 1,000 images in batches of 24."""
     chosen = scripts.settings_of("--global_batch_size=24", "--microbatch_size=6", *flags)
     chosen = dataclasses.asdict(resolve.resolved(chosen, 0, 1))
@@ -47,7 +47,7 @@ def table(*flags, device="/CPU:0", schedule="constant", last_step=9, **of_rate) 
     }
     config = {"settings": chosen, "resolved": derived}
     rate = schedules.LearningRate(schedule, 1.0, 1000, **OF_SCHEDULE[schedule] | of_rate)
-    return run_config.start_table(config, [device], [1], 250_000, rate, 100)
+    return run_config.start_table(config, [device], [1] * workers, 250_000, rate, 100)
 
 
 @pytest.mark.pitfall(4)
@@ -83,4 +83,4 @@ def test_promises_the_same_bits_where_they_are_kept(device, flags, promised):
 def test_says_what_averaging_on_the_cpu_copies_to_gpus():
     [row] = [line for line in table(device="/GPU:0").splitlines() if "averaging" in line]
     assert " 1.0 MB " in row and "--parameter_device=gpu" in row
-    assert "averaging" not in table()
+    assert "averaging" not in table() + table(device="/GPU:0", workers=2)
