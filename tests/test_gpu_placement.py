@@ -177,6 +177,22 @@ def test_a_further_gpu_costs_one_copy_each_way(network, joined, monkeypatch):
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("prefetched", [False, True])
+def test_a_batch_is_copied_to_its_tower_as_a_whole(prefetched):
+    """Inputs and labels once; not at all, and not back, after `prefetch_to_device`.
+
+    But int32, which TensorFlow keeps on the host.
+    """
+    model, (images, labels) = program("cifarnet", "float32", "sgd", TOWERS[:1], ANOTHER_CPU)
+    batch = images, tf.cast(labels, tf.int64)
+    if prefetched:
+        to_tower = tf.data.experimental.prefetch_to_device(TOWERS[0])
+        (batch,) = tf.data.Dataset.from_tensors(batch).apply(to_tower)
+    count = copies(model, batch)
+    assert count[devices.HOST, TOWERS[0]] == (0 if prefetched else len(batch))
+    assert count[TOWERS[0], devices.HOST] == 0
+
+
 def test_moving_averages_are_where_their_weights_are():
     with tf.device(ANOTHER_CPU):
         model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])

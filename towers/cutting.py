@@ -72,12 +72,14 @@ def cut(batch: Structure, size: int) -> list[Structure]:
 
     By slices: GPUs have no kernel that splits int32, and labels would go back to the CPU for it.
     """
-    n = num_examples(batch)
+    return [share(batch, first, first + size) for first in range(0, num_examples(batch), size)]
 
-    def part(first: int) -> Structure:
-        return _map(lambda tensor: tensor[first : min(first + size, n)], batch)
 
-    return [part(first) for first in range(0, n, size)]
+def share(batch: Structure, first: int, end: int) -> Structure:
+    """The examples from `first` to before `end`; if these are all, the batch itself, uncopied."""
+    if first == 0 and end >= num_examples(batch):
+        return batch
+    return _map(lambda tensor: tensor[first:end], batch)
 
 
 def join(parts: Sequence[Structure]) -> Structure:

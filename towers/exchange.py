@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from towers import cutting, gradients, microbatch, shares, worker
+from towers import gradients, microbatch, shares, worker
 
 
 class UnevenRows(Exception):
@@ -36,22 +36,18 @@ class Exchange:
         self.runs = [(tower, own) for tower, own in enumerate(self._shares.of_towers()) if own]
 
     def __call__(
-        self,
-        sums: gradients.Sums,
-        results: Sequence[microbatch.Forward],
-        parts: Sequence[cutting.Structure],
+        self, sums: gradients.Sums, results: Sequence[microbatch.Forward], sizes: Sequence[int]
     ) -> tuple[list[gradients.Gradient], list[microbatch.Forward]]:
         """The total of the gradients, and the forward passes of all microbatches.
 
         Args:
           sums: this worker's, from `gradients.sum_over_share`; empty lists to exchange none.
           results: of each of this worker's microbatches; empty to exchange none.
-          parts: every microbatch of the batch.
+          sizes: examples of every microbatch of the batch.
 
         Raises:
           UnevenRows: gradients have rows, and a microbatch is shorter than the others.
         """
-        sizes = list(map(cutting.num_examples, parts))
         values = [value for of_subtree in sums.values() for value in of_subtree]
         has_rows = any(isinstance(value, tf.IndexedSlices) for value in values)
         if self._workers.count > 1 and has_rows and len(set(sizes)) > 1:

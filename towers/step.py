@@ -175,19 +175,19 @@ class Program:
         def compute(copies: Sequence[tf.Tensor], state, m: int, part) -> microbatch.Backward:
             return self.pass_.backward(copies, state, _number(m), part, scale)
 
-        parts, results = self._on_towers(batch, size, among, compute)
-        weights = _weights(parts, size)
+        sizes, results = self._on_towers(batch, size, among, compute)
+        weights = _weights(sizes, size)
         leaves = {m: one.gradients for m, one in results.items()}
         passes = {m: one.forward for m, one in results.items()}
         with tf.name_scope("average_gradients") as in_average:
-            total, forwards = among(*self._collect(leaves, passes, weights, among), parts)
-            total = [_merge_equal_rows(value, parts) for value in total]
+            total, forwards = among(*self._collect(leaves, passes, weights, among), sizes)
+            total = [_merge_equal_rows(value, sizes) for value in total]
 
         def average() -> updating.Averages:
             losses = [forward.loss for forward in forwards]
             with tf.name_scope(in_average):
                 mean = total
-                if len(parts) > 1:
+                if len(sizes) > 1:
                     mean = [gradients.over(value, sum(weights)) for value in total]
                 loss = _mean(losses, weights)
             return updating.Averages(loss, losses, mean, self._changes(forwards, weights))
@@ -207,10 +207,10 @@ class Program:
             tapes[m] = tape, copies, _floating(forward)
             return forward
 
-        parts, results = self._on_towers(batch, size, among, compute)
-        weights = _weights(parts, size)
+        sizes, results = self._on_towers(batch, size, among, compute)
+        weights = _weights(sizes, size)
         nothing: dict[int, list] = {m: [] for m in results}
-        _, forwards = among(*self._collect(nothing, results, weights, among), parts)
+        _, forwards = among(*self._collect(nothing, results, weights, among), sizes)
         sources = [_floating(forward) for forward in forwards]
         values = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
         changes = self._changes(forwards, weights)
@@ -226,8 +226,8 @@ class Program:
                 with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}/backward"):
                     leaves |= {m: _back(*tapes[m], upstream[m]) for m in own}
             with tf.name_scope("average_gradients"):
-                total, _ = among(*self._collect(leaves, {}, [1] * len(parts), among), parts)
-                total = [_merge_equal_rows(value, parts) for value in total]
+                total, _ = among(*self._collect(leaves, {}, [1] * len(sizes), among), sizes)
+                total = [_merge_equal_rows(value, sizes) for value in total]
                 mean = gradients.add_weight_by_weight(total, direct)
         averages = updating.Averages(loss, [loss], mean, changes)
         return self._update(batch, forwards, mean, lambda: averages)
@@ -260,9 +260,16 @@ class Program:
         ]
 
     def _on_towers(self, batch, size: int, among, compute: Callable) -> tuple[list, dict]:
-        """Builds every tower on its device, each with its microbatches; in their order."""
+        """Builds every tower on its device, each with its microbatches; in their order.
+
+        Returns:
+          The sizes of all microbatches, and what `compute` gives for those of this worker.
+        """
         with tf.device(devices.HOST), tf.name_scope("cut_batch"):
-            parts = cutting.cut(batch, size)  # [M], each [size, ...]
+            share = {  # of the batch, which a GPU gets as one
+                tower: cutting.share(batch, own.start * size, own.stop * size)
+                for tower, own in among.runs
+            }
         with tf.name_scope("weights"):
             values = self.pass_.values()
             if any(self._is_packed(tower) for tower, _ in among.runs):
@@ -272,13 +279,12 @@ class Program:
             with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}"):
                 of_tower = packed.unpacked() if self._is_packed(tower) else values
                 copies, state = tf.nest.map_structure(tf.identity, of_tower)  # the tower's own
-                for m in own:
-                    part = parts[m]
+                for m, part in zip(own, cutting.cut(share[tower], size), strict=True):
                     if self._at_once and m - own.start >= self._at_once:
                         part = _after(results[m - self._at_once], part)
                     with tf.name_scope("microbatch"):
                         results[m] = compute(copies, state, m, part)
-        return parts, results
+        return cutting.sizes(cutting.num_examples(batch), size), results
 
     def _is_packed(self, tower: int) -> bool:
         """Whether what a tower gets and gives is copied, to or from a GPU; else it is shared."""
@@ -348,9 +354,9 @@ class Prediction(Program):
             x, _, _ = keras.utils.unpack_x_y_sample_weight(part)
             return self.pass_.forward(copies, state, _number(m), x)
 
-        parts, results = self._on_towers(batch, size, among, compute)
+        sizes, results = self._on_towers(batch, size, among, compute)
         forwards = list(results.values())
-        for variable, value in self._changes(forwards, _weights(parts, size)):
+        for variable, value in self._changes(forwards, _weights(sizes, size)):
             variable.assign(value)
         return microbatch.join_outputs(forwards)
 
@@ -360,11 +366,9 @@ def _number(m: int) -> tf.Tensor:
     return tf.constant(m, tf.int64)
 
 
-def _weights(parts: Sequence, size: int) -> list[float]:
+def _weights(sizes: Sequence[int], size: int) -> list[float]:
     """What each microbatch counts: 1, or less for one that is shorter than the others."""
-    if len(parts) == 1:
-        return [1.0]
-    return [cutting.num_examples(part) / size for part in parts]
+    return [1.0] if len(sizes) == 1 else [one / size for one in sizes]
 
 
 def _mean(values: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.Tensor:
@@ -377,7 +381,7 @@ def _mean(values: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.Tensor:
     return total if len(values) == 1 else total / tf.cast(sum(weights), total.dtype)
 
 
-def _merge_equal_rows(value: gradients.Gradient, parts: Sequence) -> gradients.Gradient:
+def _merge_equal_rows(value: gradients.Gradient, sizes: Sequence[int]) -> gradients.Gradient:
     """The rows of an embedding as Keras's `fit` gives them to the optimizer.
 
     The rows of all examples, in their order, are the batch's own: optimizers square them one by
@@ -385,7 +389,7 @@ def _merge_equal_rows(value: gradients.Gradient, parts: Sequence) -> gradients.G
     once, summed over its examples. Where all examples have the same rows, as a token that begins
     each of them, microbatches have them, too; these stay.
     """
-    count, examples = len(parts), sum(map(cutting.num_examples, parts))
+    count, examples = len(sizes), sum(sizes)
     if not isinstance(value, tf.IndexedSlices) or count == 1:
         return value
     total = tf.shape(value.indices)[0]

@@ -53,6 +53,7 @@ def meet(
             yield workers
     except errors.WorkerError as error:
         print(f"{os.path.basename(sys.argv[0])}: error: {error}", file=sys.stderr, flush=True)
+        time.sleep(_LINGER_SECONDS)
         sys.exit(error.exit_code)
 
 
@@ -88,11 +89,7 @@ class MultiWorker(worker.Workers):
 
     def __exit__(self, _, error: BaseException | None, __) -> None:
         if error is None:
-            try:
-                self._begin_together("its end")
-            except errors.WorkerError:
-                time.sleep(_LINGER_SECONDS)
-                raise
+            self._begin_together("its end")
             # A process that ends cuts off its last answer, so each waits until all have had it.
             with contextlib.suppress(tf.errors.OpError), tf.device(devices.HOST):
                 self._all_do("its end", self._next_parity())
@@ -101,7 +98,7 @@ class MultiWorker(worker.Workers):
         is_noticed = isinstance(code, int) and code >= 128  # a signal, or another worker's end
         if not (is_noticed or isinstance(error, KeyboardInterrupt)):
             runtime.report(self.index, str(error) or type(error).__name__)
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not isinstance(error, errors.WorkerError):
             time.sleep(_LINGER_SECONDS)
 
     def name(self, index: int) -> str:
