@@ -93,12 +93,8 @@ def join(parts: Sequence[Structure]) -> Structure:
 
 def specs(batch: Structure) -> Structure:
     """Symbolic tensors like the batch, of any number of examples: models are built with them."""
-
-    def spec(tensor: tf.Tensor) -> keras.KerasTensor:
-        dtype = keras.backend.standardize_dtype(tensor.dtype)
-        return keras.KerasTensor([None, *tensor.shape[1:]], dtype)
-
-    return _map(spec, batch)
+    dtype = keras.backend.standardize_dtype
+    return _map(lambda one: keras.KerasTensor([None, *one.shape[1:]], dtype(one.dtype)), batch)
 
 
 def signature(batch: Structure) -> Structure:

@@ -7,6 +7,7 @@ arguments are right: a typo is answered at once.
 import argparse
 import contextlib
 import os
+import signal
 import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -70,6 +71,7 @@ def parse(record: type[settings.Settings], about: str | None, argv: Sequence[str
             about_it = settings.described(field)
             flags.DEFINE(_PARSERS[kind], field.name, default, about_it, values, **options)
     if {"--help", "-help", "--helpfull", "-h"} & set(argv):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # else `--help | head` ends with a traceback
         print(about, *map(values.module_help, topics), sep="\n")
         sys.exit()
     try:

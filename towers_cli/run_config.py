@@ -67,7 +67,8 @@ def check_beginning(config: Mapping, folder: run_folder.RunFolder) -> None:
     now = dict(config["definition"])
     began = {name: earlier["defining"].get(name) for name in now}
     split = config["settings"]["eval_split"]
-    if split == earlier["settings"]["eval_split"]:  # another may be evaluated from now on
+    is_at_end = newest and checkpoints.step_of(newest) >= config["resolved"]["last_step"]
+    if is_at_end or split == earlier["settings"]["eval_split"]:  # else it may go on with another
         name = f"sha256 of the {split} images"
         began[name], now[name] = (one["resolved"]["eval_sha256"][:12] for one in (earlier, config))
     if different := errors.differences(began, now, label=settings.label):
