@@ -11,10 +11,10 @@ a JSON line, printed and added to the file at once. If a process is lost, a line
 went with it. `--rehearse` does most of it with tiny batches on the CPU, in some minutes.
 
 The sides of a network take turns, all warmed up before. `distribute` is `fit` on a tower, and
-`keras-xla` without; with `-16` they make 16 steps a call. `m4` has four microbatches, on towers;
-`s3` is one XLA program for a whole step, `s3x16` has 16 steps a call, in one program or `-graph`;
-`-resident`: without copies of the batch. `/s0` keeps the choices of XLA's autotuner;
-`/deterministic` has TensorFlow's determinism (with TF32).
+`keras-xla` without; with `-16` they make 16 steps a call, with `-ahead` tf.data copies batches
+to the GPU. `m4` has four microbatches, on towers; `s3` is one XLA program for a whole step, `s3x16`
+has 16 steps a call, in one program or `-graph`; `-resident`: without copies of the batch. `/s0`
+keeps the choices of XLA's autotuner; `/deterministic` has TensorFlow's determinism (with TF32).
 """
 
 import argparse
@@ -71,6 +71,10 @@ OF_S3 = {
 OF_FIT = {
     "keras-xla": {}, "keras-xla-16": {"steps": 16}, "distribute": {"distribute": True},
     "distribute-16": {"distribute": True, "steps": 16},
+}  # fmt: skip
+OF_LARGE_BATCHES = {
+    "keras-xla": {}, "keras-xla-ahead": {"ahead": True},
+    "distribute": {"distribute": True}, "distribute-ahead": {"distribute": True, "ahead": True},
 }  # fmt: skip
 NOISE = re.compile(r"WARNING: All log messages|[IWEF]\d{4} ")  # of TensorFlow, on stderr
 
@@ -370,7 +374,7 @@ def plan(day: Day, env: Mapping[str, str] | None = None, **what) -> tuple[Callab
     return lambda until: day.start({"do": "sides"} | what | {"until": until}, env), what["sides"]
 
 
-def rates(task: str, dtype: str, batch: int, prices=(), s3="usual", fits=tuple(OF_FIT)) -> Callable:
+def rates(task: str, dtype: str, batch: int, prices=(), s3="usual", fits=OF_FIT) -> Callable:
     """A section: ways to train a network, longest to compile first; `prices` of determinism."""
 
     def section(day: Day, deadline: float) -> None:
@@ -384,8 +388,8 @@ def rates(task: str, dtype: str, batch: int, prices=(), s3="usual", fits=tuple(O
             name = "pytorch-compiled"
             plans[name] = (lambda until: day.start_pytorch(PYTORCH, *given), [name])
         plans["s3"] = plan(day, sides=of_s3, **what)
-        for name in fits:
-            plans[name] = plan(day, **about, do="in_fit", sides=[name], **OF_FIT[name])
+        for name, options in fits.items():
+            plans[name] = plan(day, **about, do="in_fit", sides=[name], **options)
         if "s0" in prices:
             plans["s3/s0"] = plan(day, day.kept_choices(f"rates {task}"), **own)
         if "deterministic" in prices:
@@ -427,9 +431,7 @@ SECTIONS: dict[str, tuple[int, int, Callable[[Day, float], None]]] = {  # to par
     "cifarnet": (1, 105, rates("cifarnet", "float32", 128, prices=("s0", "deterministic"))),
     "resnet": (1, 145, rates("resnet", "bfloat16", 512, prices=("s0", "deterministic"))),
     "transformer": (1, 135, rates("transformer", "float32", 64)),
-    "resnet50": (
-        2, 150, rates("resnet50", "bfloat16", 128, s3="few", fits=("keras-xla", "distribute"))
-    ),
+    "resnet50": (2, 150, rates("resnet50", "bfloat16", 128, s3="few", fits=OF_LARGE_BATCHES)),
     "fastnet": (2, 105, rates("fastnet", "float32", 128)),
     "microbatches": (2, 110, microbatches),
     "variants": (2, 80, variants),

@@ -271,7 +271,8 @@ def in_fit(what: dict) -> None:
         model = tasks.with_keras_layers(tasks.build(what["task"], what["dtype"]))
         keras_tasks.compiled(model, jit_compile=True, steps_per_execution=steps)
     counts = keras_tasks.CountSteps(turn, what["batch"] * steps)
-    keras_tasks.fit(model, keras_tasks.one_batch(what["task"], what["batch"]), [counts])
+    ahead_on = tower_devices[0] if what.get("ahead") else None
+    keras_tasks.fit(model, keras_tasks.one_batch(what["task"], what["batch"]), [counts], ahead_on)
 
 
 def facts(what: dict) -> None:

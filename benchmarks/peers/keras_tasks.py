@@ -10,6 +10,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -51,9 +52,11 @@ def compiled(model: keras.Model, **options) -> keras.Model:
     return model
 
 
-def fit(model: keras.Model, batch: tuple, callbacks: list[keras.callbacks.Callback] = ()) -> None:
-    """Trains on one batch, again and again."""
+def fit(model: keras.Model, batch: tuple, callbacks: Sequence, ahead_on: str | None = None) -> None:
+    """Trains on one batch, again and again; tf.data copies it to a device, if that is given."""
     batches = tf.data.Dataset.from_tensors(batch).cache().repeat()
+    if ahead_on:
+        batches = batches.apply(tf.data.experimental.prefetch_to_device(ahead_on))
     model.fit(batches, epochs=1, steps_per_epoch=ENDLESS, verbose=0, callbacks=list(callbacks))
 
 
