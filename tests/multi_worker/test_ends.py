@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import time
 
 import pytest
 import scripts
@@ -59,6 +60,17 @@ def test_one_that_hangs_is_named_when_it_misses_its_heartbeat(several, victim):
     code, said = two.ended(1 - victim)
     assert code == 138 and said.startswith(two.name(victim))
     assert two.seconds() < 40
+
+
+def test_one_that_pauses_for_less_than_a_heartbeat_is_waited_for(several):
+    two = several()
+    start(two, 0)
+    process = start(two, 1)
+    wait_for_step(two, 1, 3)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(4)
+    process.send_signal(signal.SIGCONT)
+    assert [two.ended(index) for index in range(2)] == [(0, "")] * 2
 
 
 @pytest.mark.parametrize("culprit", [1, 0])
