@@ -3,7 +3,6 @@
 import ast
 import functools
 import os
-import pathlib
 import sys
 
 import forked
@@ -49,13 +48,14 @@ def test_more_towers_than_gpus_are_refused(with_gpus):
             devices.choose(number)
 
 
-def test_kernel_choices_are_kept_in_a_folder_for_each_kind_of_gpu(tmp_path):
+def test_the_command_keeps_kernel_choices_in_a_folder_for_each_kind_of_gpu(tmp_path):
     """By flags that XLA knows: it ends a process for others."""
     program = """
-import pretend_gpu, tensorflow as tf, towers
+import pretend_gpu, scripts, tensorflow as tf
 from towers import conditions
+from towers_cli import build, resolve
 pretend_gpu.pretend(device_name="H100 (80 GB)")
-print(towers.devices.keep_kernel_choices())
+build.start_runtime(resolve.resolved(scripts.settings_of("--gpu_defaults"), 1, 4))
 print({name: conditions.environment()[name] for name in ("XLA_FLAGS", "TF_CUDNN_DETERMINISTIC")})
 with tf.device("/CPU:0"):
     print(float(tf.function(lambda x: 2 * x, jit_compile=True)(tf.constant(1.5))))
@@ -65,13 +65,13 @@ with tf.device("/CPU:0"):
         [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{program}"],
         timeout=60, env=os.environ | {"XDG_CACHE_HOME": str(cache), "XLA_FLAGS": fast},
     )  # fmt: skip
-    folder, recorded, product = done.stdout.splitlines()
-    assert pathlib.Path(folder).parent == cache / "towers" / "kernels" and product == "3.0"
-    assert pathlib.Path(folder).name.startswith(f"H100-80-GB-{tf.__version__}-")
+    recorded, product = done.stdout.splitlines()
+    (folder,) = (cache / "towers" / "kernels").iterdir()
+    assert folder.name.startswith(f"H100-80-GB-{tf.__version__}-") and product == "3.0"
     flags = ast.literal_eval(recorded)
     assert flags["TF_CUDNN_DETERMINISTIC"] == "1" and flags["XLA_FLAGS"].startswith(f"{fast} --xla")
     for part in ("autotuner", "fusions"):
-        assert (pathlib.Path(folder) / part).is_dir()
+        assert (folder / part).is_dir()
         assert f"_cache_dir='{folder}/{part}'" in flags["XLA_FLAGS"]
 
 

@@ -179,12 +179,9 @@ def test_a_further_gpu_costs_one_copy_each_way(network, joined, monkeypatch):
 
 @pytest.mark.parametrize("prefetched", [False, True])
 def test_a_batch_is_copied_to_its_tower_as_a_whole(prefetched):
-    """Inputs and labels once; not at all, and not back, after `prefetch_to_device`.
-
-    But int32, which TensorFlow keeps on the host.
-    """
+    """Inputs and labels once; not at all, and not back, after `prefetch_to_device`."""
     model, (images, labels) = program("cifarnet", "float32", "sgd", TOWERS[:1], ANOTHER_CPU)
-    batch = images, tf.cast(labels, tf.int64)
+    batch = images, tf.cast(labels, tf.int64)  # TensorFlow keeps int32 on the host
     if prefetched:
         to_tower = tf.data.experimental.prefetch_to_device(TOWERS[0])
         (batch,) = tf.data.Dataset.from_tensors(batch).apply(to_tower)

@@ -111,6 +111,7 @@ def dying(name, workers, *, until, **parameters):
     """A run on a parabola whose last worker dies at 5.5, which is noticed at 15.5."""
     rule = rules.RULES[name](rate=0.1, **parameters)
     of_workers = speeds.Speeds("dying", workers, dies_at=5.5)
+    assert [*map(of_workers.death, range(workers))] == [np.inf] * (workers - 1) + [5.5]
     return simulation.run(
         name, rule, problems.Parabola(), of_workers, until=until, message=0.0, noticed_after=10.0
     )

@@ -26,7 +26,7 @@ def wait_for_step(workers, index: int, step: int) -> None:
     workers.begin()
 
 
-def test_an_ordinary_end_beside_garbage_on_the_ports(several):
+def test_an_ordinary_end_beside_a_pause_and_garbage_on_the_ports(several):
     three = several(3)
     for index, (step, seconds) in enumerate(((3, 1.0), (9, 0.5), (9, 0.5))):
         start(three, index, at=step, act=seconds)
@@ -35,6 +35,9 @@ def test_an_ordinary_end_beside_garbage_on_the_ports(several):
         host, port = address.split(":")
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(b"GET / HTTP/1.1\r\n\r\n" + os.urandom(1000))
+    three.processes[1].send_signal(signal.SIGSTOP)
+    time.sleep(4)  # less than a heartbeat
+    three.processes[1].send_signal(signal.SIGCONT)
     assert [three.ended(index) for index in range(3)] == [(0, "")] * 3
 
 
@@ -60,17 +63,6 @@ def test_one_that_hangs_is_named_when_it_misses_its_heartbeat(several, victim):
     code, said = two.ended(1 - victim)
     assert code == 138 and said.startswith(two.name(victim))
     assert two.seconds() < 40
-
-
-def test_one_that_pauses_for_less_than_a_heartbeat_is_waited_for(several):
-    two = several()
-    start(two, 0)
-    process = start(two, 1)
-    wait_for_step(two, 1, 3)
-    process.send_signal(signal.SIGSTOP)
-    time.sleep(4)
-    process.send_signal(signal.SIGCONT)
-    assert [two.ended(index) for index in range(2)] == [(0, "")] * 2
 
 
 @pytest.mark.parametrize("culprit", [1, 0])

@@ -54,7 +54,6 @@ def test_help_is_of_every_flag(command, name):
 
 @pytest.mark.parametrize(("flag", "code"), [("--dry_run", 141), ("--help", -signal.SIGPIPE)])
 def test_a_reader_that_has_gone_is_no_traceback(flag, code, tmp_path):
-    """A shell has 141 for both."""
     read, write = os.pipe()
     os.close(read)
     flags = "--dataset=shapes", flag, f"--train_dir={tmp_path / 'run'}"

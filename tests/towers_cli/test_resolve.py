@@ -1,9 +1,5 @@
 """What follows from settings and a machine."""
 
-import os
-import sys
-
-import forked
 import pytest
 import scripts
 
@@ -36,17 +32,3 @@ class TestTheDefaultsOfGpus:
     def test_are_for_gpus(self):
         with pytest.raises(settings.SettingsError, match="--gpu_defaults"):
             resolve.resolved(scripts.settings_of("--gpu_defaults"), 0, 4)
-
-    def test_keep_the_choices_of_kernels(self, tmp_path):
-        program = """
-import os, pretend_gpu, scripts
-from towers_cli import build, resolve
-pretend_gpu.pretend()
-build.start_runtime(resolve.resolved(scripts.settings_of("--gpu_defaults"), 1, 4))
-print(os.environ["XLA_FLAGS"])
-"""
-        done = forked.run(
-            [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{program}"],
-            timeout=60, env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
-        )  # fmt: skip
-        assert f"_cache_dir='{tmp_path}/towers/kernels/" in done.stdout, done.stderr
