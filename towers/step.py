@@ -266,7 +266,7 @@ class Program:
           The sizes of all microbatches, and what `compute` gives for those of this worker.
         """
         with tf.device(devices.HOST), tf.name_scope("cut_batch"):
-            share = {  # of the batch, which a GPU gets as one
+            share = {  # one copy of each tensor for a GPU
                 tower: cutting.share(batch, own.start * size, own.stop * size)
                 for tower, own in among.runs
             }

@@ -66,9 +66,10 @@ def check_beginning(config: Mapping, folder: run_folder.RunFolder) -> None:
         return
     now = dict(config["definition"])
     began = {name: earlier["defining"].get(name) for name in now}
-    split = config["settings"]["eval_split"]
-    is_at_end = newest and checkpoints.step_of(newest) >= config["resolved"]["last_step"]
-    if is_at_end or split == earlier["settings"]["eval_split"]:  # else it may go on with another
+    before, split = (one["settings"]["eval_split"] for one in (earlier, config))
+    if newest and checkpoints.step_of(newest) >= config["resolved"]["last_step"]:  # its end
+        began["eval_split"], now["eval_split"] = before, split
+    if split == before:
         name = f"sha256 of the {split} images"
         began[name], now[name] = (one["resolved"]["eval_sha256"][:12] for one in (earlier, config))
     if different := errors.differences(began, now, label=settings.label):

@@ -252,9 +252,9 @@ def test_every_report_has_the_name_of_the_evaluated_split(tmp_path):
     assert "'test'" in missing.stderr and "train, validation, extra" in missing.stderr
     for split in ("", "train[:10%]", "train+extra"):  # no whole split of the set, by its name
         assert scripts.run("eval", f"--train_dir={run}", f"--split={split}").returncode == 2
-    # And a run that goes on may evaluate another split. At its end it has an accuracy, of that one.
+    # And a run that goes on may evaluate another split; at its end it was evaluated.
     done = scripts.trained(run, *flags, "--eval_split=extra", "--max_steps=3")
     assert "extra at step 3: accuracy" in done.stdout
     (run / "final_model.json").unlink()
     done = scripts.train(run, *flags, "--eval_split=validation", "--max_steps=3")
-    assert done.returncode == 1 and "validation" in done.stderr
+    assert done.returncode == 1 and "--eval_split=validation" in done.stderr
