@@ -91,14 +91,6 @@ def save(finding: Finding, path: Path, size: tuple[float, float] = (8.5, 4.2)) -
         plt.close(figure)
 
 
-def label_in_ones_twos_fives(axis) -> None:
-    """Ticks of a logarithmic axis at 1, 2, 5, 10, 20 and so on, written out."""
-    from matplotlib import ticker
-
-    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter("{x:,.10g}")
-
-
 def start_runtime() -> None:
     """Four logical CPU devices, and one thread per operation, as `train.py` has on a few cores.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import towers  # noqa: F401  before Keras: it sets TensorFlow up
-from laboratory import data
+from laboratory import data, problems
 from towers import devices, machine
 
 import keras  # isort: skip
@@ -112,17 +112,10 @@ def model(entry: Entry) -> keras.Model:
     return made
 
 
-class Evaluated(NamedTuple):
-    """The mean cross entropy, and the share of right answers."""
-
-    loss: float
-    accuracy: float
-
-
-def evaluated(model: keras.Model, batches: tf.data.Dataset) -> Evaluated:
+def evaluated(model: keras.Model, batches: tf.data.Dataset) -> problems.Measured:
     """What Keras's `evaluate` says."""
     logs = model.evaluate(batches, return_dict=True, verbose=0)
-    return Evaluated(logs["cross_entropy"], logs["accuracy"])
+    return problems.Measured(logs["cross_entropy"], logs["accuracy"])
 
 
 def network(seed: int = 0) -> keras.Model:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import NamedTuple
 
-from laboratory import data, findings, paired, race
+from laboratory import data, findings, paired, problems, race
 from lessons import lesson
 from towers import moving_averages, weight_decay
 
@@ -36,8 +36,8 @@ class Point(NamedTuple):
 
     epoch: int
     shown: float
-    test: race.Evaluated
-    averaged: race.Evaluated
+    test: problems.Measured
+    averaged: problems.Measured
 
 
 class Run(NamedTuple):
@@ -49,7 +49,7 @@ class Run(NamedTuple):
     """
 
     points: list[Point]
-    train: race.Evaluated
+    train: problems.Measured
     right: np.ndarray
 
 
@@ -147,7 +147,7 @@ def answer(apart: paired.Difference) -> str:
 
 def cells(of_seeds: list[Run]) -> Sequence[str]:
     """The cells of one way at its end, for the table."""
-    values: tuple[Callable[[Run], race.Evaluated], ...] = (
+    values: tuple[Callable[[Run], problems.Measured], ...] = (
         lambda run: run.train,
         lambda run: run.points[-1].test,
         lambda run: run.points[-1].averaged,

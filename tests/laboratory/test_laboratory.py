@@ -1,10 +1,13 @@
 """Update rules on a virtual clock: what each reduces to, and what was computed by hand."""
 
+import collections
+import dataclasses
+
 import numpy as np
 import pytest
 
 import towers
-from laboratory import data, findings, problems, race, rules, simulation, speeds
+from laboratory import data, findings, problems, race, report, rules, simulation, speeds
 from laboratory import network as network_of
 from towers import devices
 
@@ -75,9 +78,7 @@ class TestWithOneWorker:
 
 
 class TestSynchronous:
-    @pytest.mark.parametrize(
-        "build", [race.network, pytest.param(data.small_cifarnet, marks=pytest.mark.long)]
-    )
+    @pytest.mark.parametrize("build", [race.network, data.small_cifarnet])
     def test_k_workers_are_a_step_of_k_towers(self, build, images):
         problem = network_of.Network(build, images, 8)
         done, _ = run("synchronous", problem, 4, "jitter", until=12, message=0.1, rate=0.1)
@@ -211,7 +212,92 @@ class TestEASGD:
         np.testing.assert_allclose(rule.cluster.holds[0], x)
 
 
+class TestSpeeds:
+    def test_a_jitter_has_a_mean_of_one_for_each_worker_and_gradient(self):
+        jitter = speeds.Speeds("jitter", 2)
+        drawn = np.array([[jitter.of_gradient(w, n) for n in range(3_000)] for w in range(2)])
+        np.testing.assert_allclose(drawn.mean(axis=1), 1, atol=0.03)
+        np.testing.assert_allclose(np.log(drawn).std(axis=1), speeds.JITTER, rtol=0.05)
+        assert len(np.unique(drawn)) == drawn.size
+
+    @pytest.mark.parametrize(("name", "slow"), [("straggler", 1), ("two_speeds", 2)])
+    def test_the_last_workers_are_slow(self, name, slow):
+        taken = [speeds.Speeds(name, 5, slowdown=3.0).of_gradient(worker, 0) for worker in range(5)]
+        assert taken == [1.0] * (5 - slow) + [3.0] * slow
+
+    def test_a_speed_that_is_not_there_is_named(self):
+        with pytest.raises(ValueError, match="'fast'.*straggler"):
+            speeds.Speeds("fast")
+
+
+class TestRace:
+    def test_the_middle_of_three_evaluations_counts(self, images):
+        entry = race.Entry(500, 0.01)
+        assert race.examples_needed([entry], images, accuracy=0.0, at_most=8_000) == [4_000]
+        assert race.examples_needed([entry], images, accuracy=0.0, at_most=5_999) == [None]
+        assert race.examples_needed([entry], images, accuracy=1.1, at_most=8_000) == [None]
+        assert race.mean_needed([1.0, 2.0]) == 1.5
+        assert race.mean_needed([1.0, None]) is race.mean_needed([]) is None
+
+    def test_a_rate_warms_up_from_its_start_factor_over_its_examples(self):
+        model = race.model(race.Entry(10, 0.4, warm_up=100, start_factor=0.25))
+        rates = []
+        for step in (0, 5, 10, 20):
+            model.optimizer.iterations.assign(step)
+            rates.append(float(model.optimizer.learning_rate))
+        np.testing.assert_allclose(rates, [0.1, 0.25, 0.4, 0.4], rtol=1e-6)
+
+
+class TestReport:
+    def of_points(self, *accuracies, **changes):
+        """A run with an accuracy at each unit of time, and ten examples between them."""
+        of_points = [
+            simulation.Point(time, 10 * time, 1.0, accuracy, 0.25)
+            for time, accuracy in enumerate(accuracies)
+        ]
+        done, _ = run("asynchronous", problems.Parabola(), 2, until=2, message=0.1)
+        return dataclasses.replace(done, points=of_points, **changes)
+
+    def test_a_row_says_when_the_target_was_reached_and_how_stale_gradients_were(self):
+        stale = collections.Counter({0: 1, 2: 3})
+        best = self.of_points(0, 0.25, 0.5, 0.75, staleness=stale, used=4, updates=1_000, dropped=5)
+        never = self.of_points(0.2, 0.2, 0.2, staleness=collections.Counter())
+        head, rows = report.table([best, never, dataclasses.replace(best, diverged=True)])
+        assert report.final_accuracy(best) == 0.5
+        assert head[3].startswith("to 37%")
+        common = ["10.0", "1,000", "1.5, 2", "5"]
+        assert rows[0] == ["asynchronous", "0.1", "50.0%", "2 (20)", *common, "0.250"]
+        assert rows[1][2:4] == ["20.0%", ""] and rows[1][6] == ""
+        assert rows[2][2] == "diverged" and rows[2][-1] == ""
+
+    def test_json_has_all_of_a_run(self):
+        done = self.of_points(0.0, 0.5)
+        shown = report.as_json(done)
+        assert shown["gradients"] == {"began": 4, "used": 2, "dropped": 0}
+        assert (shown["accuracy"], shown["staleness"]) == (0.5, {"0": 1, "1": 1})
+        assert shown["points"][1] == {
+            "time": 1, "examples": 10, "loss": 1.0, "accuracy": 0.5, "distance": 0.25,
+        }  # fmt: skip
+        assert report.as_json(dataclasses.replace(done, diverged=True))["accuracy"] is None
+
+
 class TestRuns:
+    def test_a_run_ends_after_three_points_that_are_enough(self):
+        rule, of_workers = rules.Asynchronous(0.1), speeds.Speeds("constant", 2)
+        done = simulation.run(
+            "a", rule, problems.Parabola(), of_workers, until=99, every_examples=4, enough=0.0
+        )
+        assert [(point.time, point.examples) for point in done.points] == [(0, 0), (2, 4), (4, 8)]
+
+    def test_the_distance_is_that_of_what_workers_hold(self):
+        done, _ = run("synchronous", problems.Parabola(), 2, until=2.5, message=0.5)
+        # Both hold 1 until the new weights, 0.9, are there, half a unit after the step at 2.
+        np.testing.assert_allclose([p.distance for p in done.points[-3:]], [0.1, 0.1, 0.0])
+
+    def test_evaluations_are_keras_s(self, network, images):
+        expected = race.evaluated(network.assign(network.initial), images.test_batches())
+        assert network.evaluate(network.initial) == pytest.approx(expected, rel=1e-5)
+
     def test_a_rate_that_is_too_large_ends_as_diverged(self):
         done, _ = run("asynchronous", problems.Parabola(), 4, until=4_000, rate=3.0)
         assert done.diverged

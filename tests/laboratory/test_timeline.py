@@ -40,3 +40,12 @@ def test_the_race_of_the_site_has_every_rule_at_every_speed():
     assert set(race) == set(timeline.race_of({}, 2, 3.0, 0.1, ""))
     expected = set(timeline.as_json(run("synchronous")))
     assert all(set(shown) == expected for shown in race["runs"].values())
+
+
+def test_a_page_has_its_data_and_a_colour_for_late_gradients():
+    race = timeline.race_of({("easgd", "jitter"): {}}, 2, 3.0, 0.1, "</script>")
+    text = timeline.page(race)
+    data = text.split("const DATA = ")[1].split(";")[0]
+    assert "</script>" not in data and json.loads(data) == race
+    fresh = {timeline.colour(behind, drops) for behind in (None, 0) for drops in (True, False)}
+    assert len(fresh | {timeline.colour(1, True), timeline.colour(1, False)}) == len(fresh) + 2 == 3

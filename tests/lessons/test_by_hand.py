@@ -1,12 +1,198 @@
-"""The lessons' arithmetic, by hand or with NumPy."""
+"""The lessons' arithmetic, by hand, with NumPy or Keras; and which numbers change their answers."""
 
+import itertools
 import math
 
+import numpy as np
 import pytest
-import tensorflow as tf
 
-from lessons import batch_size, memory, where_time_goes
-from lessons.where_time_goes import Step
+import towers  # noqa: F401  before Keras: it sets TensorFlow up
+from benchmarks import profiles
+from laboratory import data, findings, paired, problems, race
+from lessons import (
+    averaging,
+    batch_norm,
+    batch_size,
+    elastic_averaging,
+    final_model,
+    graph,
+    learning_rate,
+    losses,
+    memory,
+    scaling,
+    synchronous_or_not,
+    train_and_test_loss,
+    where_time_goes,
+)
+from lessons.where_time_goes import AHEAD, AT_ONCE, SINGLE, STEP_BY_STEP, Step, Timed
+from towers import microbatch
+
+import keras  # isort: skip
+import tensorflow as tf  # isort: skip
+
+BETTER, WORSE = (paired.Difference(x, x, x, (x,)) for x in (0.1, -0.1))
+UNSURE = paired.Difference(0.1, 0.0, 0.2, (0.1,))
+GAPS = {f"{averaging.WHOLE}, float{bits}": [1.0, off] for bits, off in ((64, 1e-13), (32, 1e-6))}
+FEWER, FAULTY = "2 GPUs, the same rate", "2 GPUs, twice the rate"  # updates, and a fault
+BUILT = graph.Built(building=4, running=0, operations=[9], waiting=0, needed=4)
+EQUAL, LAGGING, JITTER = "equal workers", "one straggler", "jitter"
+
+
+def sprung(centre, worker, mean):
+    return {1: elastic_averaging.Sprung(centre, [worker], mean, 0.0)}
+
+
+def carried(fixed, linear, root=9, of_adam=9):
+    """The examples that each rule needs with two towers; with one they all need 9."""
+    needed = {"fixed": fixed, "linear": linear, "sqrt": root, "Adam, fixed": 19}
+    return ({rule: {1: 9, 2: of} for rule, of in (needed | {"Adam, sqrt": of_adam}).items()},)
+
+
+def reached(**seeds):
+    """The synchronous rule's seeds take from 10 to 12; `seeds` are other rules' extremes."""
+    keys = {"equal": (EQUAL, "asynchronous"), "jitter": (JITTER, "asynchronous")}
+    keys["backup"] = LAGGING, "backup_workers"
+    times = {(setting, "synchronous"): (10, 12) for setting in (EQUAL, LAGGING, JITTER)}
+    times |= {keys[name]: of for name, of in seeds.items()}
+    return ({key: synchronous_or_not.Reached(0, 0, *of) for key, of in times.items()},)
+
+
+def waits(busy, milliseconds):
+    """Of a device that is busy so long of 100 where another is for 80; of a loop, for 1."""
+    behind = {SINGLE: busy, AHEAD: 80.0}
+    steps = {name: {1: None, 2: (Step(20, compute=x), 1)} for name, x in behind.items()}
+    of_launches = {STEP_BY_STEP: milliseconds, AT_ONCE: 1.0}
+    return steps, {n: where_time_goes.Launches(9, 1.0, ms) for n, ms in of_launches.items()}
+
+
+def kept(training, cosine):
+    ways = {memory.TRAINING: training, memory.EVALUATION: 5}
+    counted = {(way, memory.BATCHES[-1]): memory.Count(n, 0) for way, n in ways.items()}
+    return counted, {128: {"a": 1.0, "b": cosine}}
+
+
+ANSWERS = {
+    averaging: [
+        [(True, GAPS, {FEWER: BETTER}), (True, GAPS, {FAULTY: WORSE})],
+        [(True, GAPS, {FEWER: WORSE, FAULTY: BETTER})],
+        [(False, GAPS, {})] + [(True, GAPS | {way: [0.0, 1e-9]}, {}) for way in GAPS],
+    ],
+    batch_size: [
+        [({8: [100, 120], 64: [110, 130]}, {8: 1.0, 64: 1.0})],
+        [({8: [100, 120], 64: [130, of]}, {8: 1.0, 64: 1.0}) for of in (500, None)],
+        [({8: [100, 120], 64: [400, 500]}, {8: 1.0, 64: 9.0})],
+        [({8: [None], 64: []}, {8: 1.0, 64: 1.0})],
+    ],
+    elastic_averaging: [
+        *([(sprung(0.5, 0.4, 0.6), {1: sign})] for sign in (1, 0, -1)),
+        [(sprung(0.5, 0.5, 0.6), {1: 1}), (sprung(0.6, 0.5, 0.5), {1: 1})],
+    ],
+    final_model: [[(0.19, 0.1)], [(0.2, 0.1)]],
+    graph: [[(BUILT,)], [(BUILT._replace(running=1),), (BUILT._replace(waiting=1),)]],
+    learning_rate: [
+        [({1: (350.0, 350.0), 2: (700.0, 350.1)},)],
+        [({1: (350.0, 350.0), 2: (350.0, 350.1)},)],
+        [({1: (350.0, 350.0), 2: (350.0, 700.0)},)],
+    ],
+    losses: [[(np.full(2, 0.5), np.array([1.5, 2.5]))], [(np.arange(2), np.array([1.5, 2.5]))]],
+    memory: [[kept(6, 0.8)], [kept(6, 0.9)], [kept(5, 0.8)]],
+    scaling: [
+        [carried(None, 9)],
+        [carried(19, 18, 19)],
+        [carried(18, 9, 19), carried(19, 19, 19)],
+        *([carried(*of, of_adam=19)] for of in ((None, 9), (19, 19, 19))),
+    ],
+    synchronous_or_not: [
+        [reached(equal=(5, 10)), reached()],
+        [reached(equal=(5, 9))],
+        [reached(jitter=(5, 9))],
+        [reached(backup=(5, 9))],
+    ],
+    train_and_test_loss: [[(BETTER,)], [(WORSE,), (UNSURE,)]],
+    where_time_goes: [[waits(x, ms)] for x in (20.0, 60.0) for ms in (3.0, 3.1)],
+}
+
+
+@pytest.mark.parametrize("of", ANSWERS, ids=lambda of: of.LESSON.name)
+def test_an_answer_follows_its_numbers(of):
+    """Cases in one list have one answer; other lists have others."""
+    said = [{of.answer(*case) for case in cases} for cases in ANSWERS[of]]
+    assert [len(one) for one in said] == [1] * len(said)
+    assert len(set.union(*said)) == len(said)
+
+
+def linear(inputs: int = 3) -> keras.Model:
+    """Two logits, each a weight for each input."""
+    return keras.Sequential([keras.Input([inputs]), keras.layers.Dense(2, use_bias=False)])
+
+
+def gradient(weights, images, labels, decay=0.0):
+    """Of the mean cross entropy of `linear`, and of a decay of its weights."""
+    scores = np.exp(images @ weights)
+    errors = scores / scores.sum(axis=1, keepdims=True) - np.eye(2)[labels]
+    return images.T @ errors / len(images) + decay * weights
+
+
+def drawn(count: int):
+    draws = np.random.default_rng(0)
+    return draws.normal(size=[count, 3]).astype("float32"), draws.integers(0, 2, count)
+
+
+class TestAveraging:
+    def clipped(self, of):
+        return of * min(1, averaging.CLIP_NORM / np.linalg.norm(of))
+
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            ({}, lambda a, b, clip: [(a + b) / 2]),
+            ({"reduce": averaging.total}, lambda a, b, clip: [a + b]),
+            ({"reduce": None}, lambda a, b, clip: [a, b]),
+            ({"clip_before": True}, lambda a, b, clip: [(clip(a) + clip(b)) / 2]),
+            ({"clip_after": True}, lambda a, b, clip: [clip((a + b) / 2)]),
+        ],
+    )
+    def test_a_way_cuts_a_batch_and_reduces_the_gradients_of_its_parts(self, options, expected):
+        model, (images, labels) = linear(), drawn(128)
+        weights = model.get_weights()[0]
+        cut = averaging.halves(
+            **{"reduce": averaging.mean, "cuts": (96, 32), "decays": (1, 0)} | options
+        )
+        found = cut(model, [tf.constant(weights)], tf.constant(images), tf.constant(labels))
+        decays = averaging.WEIGHT_DECAY, 0.0
+        parts = zip((slice(96), slice(96, None)), decays, strict=True)
+        of_parts = [gradient(weights, images[at], labels[at], decay) for at, decay in parts]
+        np.testing.assert_allclose(
+            [of for (of,) in found], expected(*of_parts, self.clipped), rtol=1e-4, atol=1e-6
+        )
+
+    @pytest.mark.parametrize(
+        ("way", "optimizer"),
+        [
+            ({}, keras.optimizers.SGD(averaging.RATE)),
+            ({"adam": True}, keras.optimizers.Adam(0.001)),
+        ],
+    )
+    def test_training_is_keras_s(self, way, optimizer):
+        model, batches = linear(), [(x, 0) for x in np.linspace(1, 2, 3, dtype="float32")]
+        gradients = lambda model, weights, x, _: [[x * weights[0]]]  # noqa: E731
+        path = averaging.train(averaging.Way(lambda: model, gradients, **way), batches)
+        assert len(path) == 4
+        for (x, _), before, after in zip(batches, path, path[1:], strict=False):
+            np.testing.assert_allclose(model.get_weights()[0].ravel(), before, rtol=1e-5)
+            optimizer.apply([x * model.weights[0].value], model.weights)
+            np.testing.assert_allclose(model.get_weights()[0].ravel(), after, rtol=1e-5)
+
+    def test_a_gap_is_a_share_of_the_way(self):
+        path, right = ([np.array(w) for w in of] for of in ([(0, 0), (3, 3)], [(0, 0), (3, 4)]))
+        assert averaging.gap(path, right) == [1 / 5]
+
+
+class TestBatchNorm:
+    def test_distances_of_statistics(self):
+        here, true = ([np.array(x) for x in of] for of in ([[1, 3], [2, 8]], [[0, 0], [1, 9]]))
+        assert batch_norm.distance(here, true) == pytest.approx(1.0)
+        assert batch_norm.variances(here, true) == pytest.approx(math.sqrt(2 * 8 / 9))
 
 
 class TestBatchSize:
@@ -18,6 +204,98 @@ class TestBatchSize:
     def test_the_noise_scale_is_that_of_gradients_whose_noise_is_known(self):
         # Gradients g + e, with |g|^2 = 4 and E|e|^2 = 100 / B over B examples: 100 / 4 = 25.
         assert batch_size.noise_scale(4 + 100 / 10, 4 + 100 / 50, 10, 50) == pytest.approx(25)
+        assert batch_size.noise_scale(100 / 10, 100 / 50, 10, 50) == math.inf
+
+    def test_norms_are_those_of_the_microbatches_gradients(self):
+        model, (images, labels) = linear(), drawn(batch_size.MICROBATCHES * 4)
+        data.compile_classifier(model, keras.optimizers.SGD())
+        one_pass = microbatch.Microbatch(model, training=True, jit_compile=False)
+        found = batch_size.squared_norms(one_pass, tf.constant(images), tf.constant(labels))
+        weights, cut = model.get_weights()[0], batch_size.MICROBATCHES
+        parts = zip(np.split(images, cut), np.split(labels, cut), strict=True)
+        of_parts = [np.sum(gradient(weights, *part) ** 2) for part in parts]
+        whole = np.sum(gradient(weights, images, labels) ** 2)
+        np.testing.assert_allclose(found, [np.mean(of_parts), whole], rtol=1e-4)
+
+    def test_the_tables(self):
+        half, all_right = np.arange(400) < 200, np.ones(400)
+        stopped = {8: [batch_size.Stopped(10, 0.5, half)] * 2}
+        stopped[64] = [batch_size.Stopped(20, 0.25, all_right)] * 2
+        needed, per_second = {8: [1_000.0, 3_000.0], 64: [5_000.0, None]}, {8: 100.0, 64: 4_000.0}
+        found = batch_size.finding(needed, per_second, {0: 56.0}, stopped, 0.5, "")
+        # 2,000 of the batch of 8 are 1 + 8 / 56 of what no noise would need.
+        assert found.rows == [
+            ["8", "100", "2,000 (1,000–3,000)", "2,000", "250", "20.0"],
+            ["64", "4,000", "not reached", "3,750", "", ""],
+        ]
+        (_, (small, large)) = found.more[0]
+        assert small == ["8", "10", "0.50", "50.0%", ""]
+        assert large[:4] == ["64", "20", "0.25", "100.0%"] and large[4].startswith("+50.0 (")
+
+
+class TestElasticAveraging:
+    @pytest.mark.parametrize("rate", [0.2, 1.0, 1.8])
+    def test_the_limit_is_where_an_eigenvalue_is_minus_one(self, rate):
+        alpha = elastic_averaging.stable_up_to(rate)
+        turn = [[1 - rate - alpha, alpha], [alpha, 1 - alpha]]
+        assert min(np.linalg.eigvalsh(turn)) == pytest.approx(-1)
+
+    def test_means_and_signs_of_seeds(self):
+        seeds = [
+            elastic_averaging.Sprung(*of) for of in ((0.5, [1, 2], 0.4, 1), (0.7, [3, 6], 0.6, 3))
+        ]
+        mean = elastic_averaging.mean_of(seeds)
+        assert mean == (pytest.approx(0.6), [2, 4], pytest.approx(0.5), 2)
+        signs = [(seeds, 1), ([seeds[0], seeds[1]._replace(mean=0.7)], 0)]
+        signs += [([seeds[0]._replace(mean=0.6)], -1), ([seeds[0]._replace(mean=0.5)], 0)]
+        for of_seeds, sign in signs:
+            assert elastic_averaging.centre_against_mean(of_seeds) == sign
+
+
+class TestFinalModel:
+    @pytest.mark.parametrize(("count", "accuracy"), [(10, 0.0), (10, 1.0), (40, 0.3)])
+    def test_an_interval_ends_where_the_accuracy_is_1_96_deviations_off(self, count, accuracy):
+        for end in final_model.interval(final_model.Share(count, accuracy)):
+            variance = end * (1 - end) / count
+            assert (end - accuracy) ** 2 == pytest.approx(1.96**2 * variance, abs=1e-12)
+
+    def test_chance_is_that_of_all_ways_to_deal_out(self):
+        right = [1, 1, 0, 0, 0]
+        dealt = [np.mean(of) for of in itertools.combinations(right, 2)]
+        found = final_model.spread_by_chance([final_model.Share(2, 0.0)], final_model.Share(5, 0.4))
+        assert found == pytest.approx(np.std(dealt))
+
+    def test_a_row(self):
+        shares = final_model.Share(100, 0.5), final_model.Share(300, 0.7)
+        *found, chance, covering, together = final_model.row(
+            "2", shares, final_model.Share(400, 0.65)
+        )
+        assert found == ["2", "100 to 300", "50.00%", "70.00%", "11.18%"]
+        assert (chance, covering, together) == ("3.08%", "1 of 2", "65.00%")
+        # Every batch of 800 is halved; so is the last one, but it has only 200.
+        of_nodes = final_model.shares(np.arange(1_000) >= 900, 2)
+        assert of_nodes == [(600, pytest.approx(1 / 6)), (400, 0.0)]
+
+
+class TestGraph:
+    def test_the_overlap_is_of_the_less_busy_tower(self):
+        spans = {0: [(3, 6), (0, 4)], 1: [(5, 7), (8, 9)], None: [(0, 100)]}
+        events = [graph.Event(*span, tower) for tower, of in spans.items() for span in of]
+        assert graph.busy(events[:2]) == [(0, 6)]
+        assert graph.overlap(events) == pytest.approx(1 / 3)
+        calls = [[graph.Event(0, end, 0)] for end in (3, 1, 2)]
+        assert graph.median_call(calls) == calls[2]
+
+    def test_what_waits_reads_another_tower_s(self):
+        with tf.Graph().as_default() as drawn:
+            with tf.name_scope("tower_0"):
+                first = tf.constant(1.0) + 1.0
+            with tf.name_scope("step/tower_1"):
+                between = first + 1.0
+                _ = between + 1.0
+        of_towers = [graph.operations_of(drawn, index) for index in (0, 1)]
+        assert [len(of) for of in of_towers] == [3, 4]
+        assert graph.waiting(of_towers) == 2
 
 
 class TestMemory:
@@ -44,6 +322,53 @@ class TestMemory:
         # Without a gradient, two neighbours are alive: before relu and behind it.
         assert memory.count(self.passes(images, gradient=False)) == (0, 4 * images * (4 + 4))
 
+    def test_the_gradient_at_the_mean_is_the_gradient_where_all_images_are_the_same(self):
+        pixels, labels = tf.ones([5, *data.SHAPE]), tf.ones([5], tf.int64)
+        both = memory.both_gradients(data.small_cifarnet(), pixels, labels)
+        for of, at_mean in zip(both.gradient, both.at_mean, strict=True):
+            np.testing.assert_allclose(of, at_mean, rtol=1e-3, atol=1e-6)
+
+
+class TestScaling:
+    def test_rates_of_rules(self):
+        entry = scaling.entry
+        assert entry("linear with warm-up", 4, 2) == race.Entry(128, 0.2, 3_000, 0.25, seed=2)
+        assert entry("linear with warm-up", 1, 0) == race.Entry(32, 0.05)
+        assert entry("Adam, sqrt", 4, 0) == race.Entry(128, 2e-3, optimizer="adam")
+
+    def test_how_far_a_rule_holds_and_what_is_shown(self):
+        cases = [({1: None, 2: 9}, 0), ({1: 9, 2: 18, 4: 19}, 2), ({1: 9, 2: 19, 4: 9}, 1)]
+        assert [scaling.holds_up_to(of_k) for of_k, _ in cases] == [k for _, k in cases]
+        seeds = [[100.0, 300.0], [100.0, None], [None]]
+        assert [*map(scaling.shown, seeds)] == ["200 (100–300)", "1 of 2 reached it", "not reached"]
+
+
+class TestTrainAndTestLoss:
+    def test_a_run_shows_what_fit_does_and_evaluates_the_averages(self):
+        images = data.load(findings.Setup(shapes=True)).first(128, 500)
+        batches = images.training_batches(train_and_test_loss.BATCH, 4, distorted=False)
+        found = train_and_test_loss.train(images, [1, 2], 0, False, 0.0)
+        model = race.model(race.Entry(64, train_and_test_loss.RATE))
+        history = model.fit(batches, epochs=2, steps_per_epoch=2, shuffle=False, verbose=0).history
+        shown = [point.shown for point in found.points]
+        np.testing.assert_allclose(shown, history["loss"], rtol=1e-5)
+        assert [point.epoch for point in found.points] == [1, 2]
+        assert found.points[-1].test == pytest.approx(race.evaluated(model, images.test_batches()))
+        assert found.train == pytest.approx(race.evaluated(model, images.test_batches("train")))
+
+    def test_the_table(self):
+        point = train_and_test_loss.Point(
+            1, 0.5, problems.Measured(0.6, 0.7), problems.Measured(0.4, 0.75)
+        )
+        one = train_and_test_loss.Run(
+            [point._replace(shown=9.0), point], problems.Measured(0.3, 0.9), np.arange(4) > 0
+        )
+        lower = one._replace(points=[point._replace(shown=0.4)], right=np.arange(4) > 1)
+        found = train_and_test_loss.finding({"one": [one, one], "lower": [lower, lower]}, "")
+        assert found.rows[0] == ["one", "0.50", "0.30", "90.0%", "0.60", "70.0%", "0.40", "75.0%"]
+        assert (found.numbers["lowest"], found.numbers["best"]) == ("lower", "one")
+        assert found.numbers["apart"].mean == 0.25
+
 
 class TestWhereTimeGoes:
     ONE = Step(copy=1.0, compute=60.0, reduce=2.0, update=3.0, rest=4.0)
@@ -60,3 +385,47 @@ class TestWhereTimeGoes:
     def test_a_prediction_divides_compute_and_leaves_the_rest(self, num_towers, cores, changes):
         step = where_time_goes.predicted(self.ONE, num_towers, cores, of_batch=1.6)
         assert step == self.ONE._replace(**changes)
+
+    def test_parts_of_a_step(self):
+        assert where_time_goes.of_device(Timed(2.0, 10.0, 1.5), 128_000) == (
+            Step(2.0, 0, 4.0, rest=4.0),
+            1.5,
+        )
+        taken = where_time_goes.taken_apart(Timed(1.0, 11.0, 1.0), {"compute": 3.0, "rest": 2.0})
+        assert taken == Step(1.0, compute=6.0, rest=4.0)
+        assert where_time_goes.as_row("a", Step(1, 2, 3, 4, 5, 5), 1.5) == [
+            "a", "1.0", "3.0", "16.0", "20.0", "15%", "150%",
+        ]  # fmt: skip
+        names = {
+            "tower_1/conv": 6.0,
+            "tower_0/conv": 2.0,
+            "apply/x": 1.0,
+            "average_gradients/x": 3.0,
+        }
+        ran = [
+            profiles.Operation(name, "Mul", 0.0, ms) for name, ms in (names | {"x/y": 9.0}).items()
+        ]
+        ran.append(profiles.Operation("tower_0/x", "_Send", 0.0, 5.0))
+        parts = {"compute": 4.0, "update": 1.0, "reduce": 3.0, "copy": 5.0}
+        assert where_time_goes.by_part(ran, 2) == parts
+
+    @pytest.mark.parametrize(
+        ("device", "ahead", "busy"), [(200, True, 0.5), (50, True, 1.0), (300, False, 0.25)]
+    )
+    def test_how_busy_a_device_is_behind_an_input_of_100(self, device, ahead, busy):
+        assert where_time_goes.expected_busy(device, 100.0, ahead) == busy
+
+    def test_images_are_standardized_and_steps_are_timed(self):
+        images = data.load(findings.Setup(shapes=True)).first(5, 1).train
+        batches = list(itertools.islice(where_time_goes.image_by_image(images, 2), 4))
+        assert [labels.tolist() for _, labels in batches] == [
+            *images.labels[:4].reshape(2, 2).tolist()
+        ] * 2
+        for pixels, _ in batches:
+            np.testing.assert_allclose(pixels.mean(axis=(1, 2, 3)), 0, atol=1e-4)
+            np.testing.assert_allclose(pixels.std(axis=(1, 2, 3)), 1, rtol=1e-4)
+        made, fast = [], Timed(0.0, 1.0, 1.0)
+        timed = where_time_goes.quickest(itertools.repeat([0]), made.append, windows=2, steps=4)
+        assert len(made) == where_time_goes.LEAD_IN + 2 * 4 and timed.step > timed.waited > 0
+        turns = iter([fast._replace(step=2.0), fast, fast._replace(step=3.0)])
+        assert where_time_goes.by_turns({"a": lambda: next(turns)}, 3) == {"a": fast}

@@ -64,9 +64,15 @@ SHORT = {
     "train_and_test_loss": {"examples": 500, "epochs": 50, "between": 10},
     "where_time_goes": {"turns": 1, "profiles": 2, "steps": 4, "processes": False},
 }
-NAMES = [
-    pytest.param(name, marks=pytest.mark.long if name in SHORT else []) for name in every.NAMES
-]
+LONG = {
+    "averaging",
+    "batch_norm",
+    "batch_size",
+    "scaling",
+    "train_and_test_loss",
+    "where_time_goes",
+}
+NAMES = [pytest.param(name, marks=pytest.mark.long if name in LONG else []) for name in every.NAMES]
 
 
 def found(name: str) -> findings.Finding:
@@ -266,6 +272,24 @@ def test_a_page_has_the_question_the_figure_and_the_code_as_it_is(name):
     assert one.question in " ".join(page.replace(">", "").split())
     assert f"](../figures/{one.figure.name})" in page
     assert lesson.refreshed(page) == page, "python docs/drawings/pages.py"
+
+
+def test_what_was_found_is_written_between_the_marks():
+    parts = ("answer", "claim", "table", "conditions", "code lessons/lesson.py source")
+    page = "".join(f"<!-- {part} -->\nold\n<!-- end -->\n" for part in parts)
+    finding = findings.Finding(["a"], [["1"]], {}, print, answer="It is.", claim="So.")
+    written = lesson.refreshed(page, finding, 9.6)
+    for text in (
+        "\n**It is.**\n",
+        "\nSo.\n",
+        finding.table(),
+        "; 10 s)\n",
+        "```python\ndef source(",
+    ):
+        assert text in written
+    assert "old" not in written and '"""' not in written
+    with pytest.raises(ValueError, match="sauce"):
+        lesson.source(lesson.ROOT / "lessons/lesson.py", "sauce")
 
 
 def test_every_lesson_is_listed_with_its_question():

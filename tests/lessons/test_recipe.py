@@ -110,6 +110,42 @@ class TestThePrintedFlags:
         assert {"--learning_rate=0.4", "--global_batch_size=512"} <= set(commands(four)[1])
 
 
+class TestWhatItSays:
+    @pytest.mark.parametrize(
+        ("here", "there", "scaling", "stated_values", "notes", "readings"),
+        [
+            (1, 1, "linear", {}, 0, 0),
+            (2, 2, "linear", {"decay_steps": 0}, 0, 2),  # asynchronous? added up?
+            (2, 1, "linear", {"decay_steps": 68_359.0}, 3, 2),  # the share, the rate, the averages
+            (2, 1, "linear", {"decay_steps": 100}, 3, 3),  # and whose batch the decay is of
+            (2, 1, "linear", {"optimizer": "momentum", "moving_average_decay": 0.0}, 2, 2),
+            (1, 2, "linear", {}, 4, 0),  # cut in two, and a warm-up
+            (1, 2, "linear", {"warmup_steps": 9}, 3, 0),
+            (1, 2, "sqrt", {}, 3, 0),
+            (1, 2, "sqrt", {"optimizer": "adam"}, 4, 0),  # betas, by hand
+            (1, 2, "sqrt", {"optimizer": "adamw"}, 5, 0),  # and weight decay
+        ],
+    )
+    def test_notes(self, here, there, scaling, stated_values, notes, readings):
+        authors = stated(here, **stated_values)
+        ways = recipe.same_run(authors, there), recipe.converted(authors, there, scaling)
+        assert len([*recipe.notes(authors, *ways, scaling)]) == notes
+        assert len([*recipe.readings(authors, SHAPES, None)]) == readings
+        asked = [*recipe.readings(authors, SHAPES, "synchronous")]
+        assert len(asked) == max(0, readings - 1)
+
+    def test_the_table(self):
+        authors = stated(2, momentum=0.9, moving_average_decay=0.5, warmup_steps=10)
+        lines = recipe.table({"x": authors}, examples=2_560).splitlines()
+        found = dict(re.split("  +", line.strip(), maxsplit=1) for line in lines[1:])
+        expected = {"examples in a step": "256", "microbatches": "2 of 128", "momentum": "0.9"}
+        expected |= {"its memory": "2,560 examples", "their half-life": "256 examples"}
+        expected["steps of warm-up"] = "10 (1 epochs)"
+        assert expected.items() <= found.items()
+        plain = recipe.table({"x": stated(2, moving_average_decay=0.0)}, examples=2_560)
+        assert "memory" not in plain and "half-life" not in plain
+
+
 TOWERS = ("--from_towers=9", "--to_towers=1")
 
 
