@@ -43,11 +43,12 @@ def run(
     steps_before_noise=STEPS_BEFORE_NOISE,
     gap=GAP,
     seeds=SEEDS,
+    turns=TURNS,
 ) -> findings.Finding:
     """Races every batch with several rates, times its steps, and measures the gradient's noise."""
     images = data.load(setup)
     examples = raced(rates, images, accuracy, at_most, seeds)
-    per_second = images_per_second(rates, images)
+    per_second = images_per_second(rates, images, turns)
     noise = noise_scales(images, steps_before_noise)
     stopped = at_equal_loss(images, seeds, **gap)
     return finding(examples, per_second, noise, stopped, accuracy, images.name)
@@ -126,14 +127,14 @@ def stopped_at(entry: race.Entry, images: data.Images, loss: float, at_most: int
     return Stopped(seen, found, race.right(model, images))
 
 
-def images_per_second(batches: Iterable[int], images: data.Images) -> dict[int, float]:
+def images_per_second(batches: Iterable[int], images: data.Images, turns: int) -> dict[int, float]:
     """Batch size to the speed of a step alone, on one batch in memory: the best of several turns.
 
     The sizes take turns, so that other load on the machine affects all of them alike.
     """
     steps = {batch: prepared_step(batch, images) for batch in batches}
-    turns = [{batch: timed(steps[batch], batch) for batch in steps} for _ in range(TURNS)]
-    return {batch: max(turn[batch] for turn in turns) for batch in steps}
+    rates = [{batch: timed(steps[batch], batch) for batch in steps} for _ in range(turns)]
+    return {batch: max(turn[batch] for turn in rates) for batch in steps}
 
 
 def prepared_step(batch: int, images: data.Images) -> Callable[[], object]:

@@ -81,22 +81,21 @@ def run(
 def of_spring(problem, workers: int, rate: float, time: float, alpha: float, period: int) -> Sprung:
     """The result of EASGD with a pull every `period` steps."""
     rule = rules.EASGD(rate, alpha, period)
-    done = simulation.run(
-        "easgd",
-        rule,
-        problem,
-        speeds.Speeds("constant", workers),
-        until=time,
-        message=MESSAGE,
-        measurements=1,
-    )
+    end = end_of("easgd", rule, problem, workers, time)
     held = list(rule.cluster.holds.values())
     return Sprung(
-        done.end.accuracy,
+        end.accuracy,
         [problem.evaluate(weights).accuracy for weights in held],
         problem.evaluate(rules.mean(held)).accuracy,
-        done.end.distance,
+        end.distance,
     )
+
+
+def end_of(name: str, rule: rules.Rule, problem, workers: int, time: float) -> simulation.Point:
+    """Where a rule is after this time, with equal workers."""
+    equal = speeds.Speeds("constant", workers)
+    run = simulation.run(name, rule, problem, equal, until=time, message=MESSAGE, measurements=1)
+    return run.end
 
 
 def mean_of(of_seeds: list[Sprung]) -> Sprung:
@@ -112,15 +111,7 @@ def mean_of(of_seeds: list[Sprung]) -> Sprung:
 
 def of_synchronous(problem, workers: int, rate: float, time: float) -> float:
     """The accuracy of the synchronous rule after the same time."""
-    return simulation.run(
-        "synchronous",
-        rules.Synchronous(rate),
-        problem,
-        speeds.Speeds("constant", workers),
-        until=time,
-        message=MESSAGE,
-        measurements=1,
-    ).end.accuracy
+    return end_of("synchronous", rules.Synchronous(rate), problem, workers, time).accuracy
 
 
 def stable_up_to(rate: float) -> float:

@@ -30,6 +30,7 @@ from towers import microbatch
 import keras  # isort: skip
 import tensorflow as tf  # isort: skip
 
+SHAPES = findings.Setup(shapes=True)
 BETTER, WORSE = (paired.Difference(x, x, x, (x,)) for x in (0.1, -0.1))
 UNSURE = paired.Difference(0.1, 0.0, 0.2, (0.1,))
 GAPS = {f"{averaging.WHOLE}, float{bits}": [1.0, off] for bits, off in ((64, 1e-13), (32, 1e-6))}
@@ -113,12 +114,12 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("of", ANSWERS, ids=lambda of: of.LESSON.name)
-def test_an_answer_follows_its_numbers(of):
+@pytest.mark.parametrize("lesson", ANSWERS, ids=lambda lesson: lesson.LESSON.name)
+def test_an_answer_follows_its_numbers(lesson):
     """Cases in one list have one answer; other lists have others."""
-    said = [{of.answer(*case) for case in cases} for cases in ANSWERS[of]]
-    assert [len(one) for one in said] == [1] * len(said)
-    assert len(set.union(*said)) == len(said)
+    answers = [{lesson.answer(*case) for case in cases} for cases in ANSWERS[lesson]]
+    assert [len(of_cases) for of_cases in answers] == [1] * len(answers)
+    assert len(set.union(*answers)) == len(answers)
 
 
 def linear(inputs: int = 3) -> keras.Model:
@@ -158,12 +159,12 @@ class TestAveraging:
         cut = averaging.halves(
             **{"reduce": averaging.mean, "cuts": (96, 32), "decays": (1, 0)} | options
         )
-        found = cut(model, [tf.constant(weights)], tf.constant(images), tf.constant(labels))
+        result = cut(model, [tf.constant(weights)], tf.constant(images), tf.constant(labels))
         decays = averaging.WEIGHT_DECAY, 0.0
         parts = zip((slice(96), slice(96, None)), decays, strict=True)
         of_parts = [gradient(weights, images[at], labels[at], decay) for at, decay in parts]
         np.testing.assert_allclose(
-            [of for (of,) in found], expected(*of_parts, self.clipped), rtol=1e-4, atol=1e-6
+            [of for (of,) in result], expected(*of_parts, self.clipped), rtol=1e-4, atol=1e-6
         )
 
     @pytest.mark.parametrize(
@@ -198,8 +199,8 @@ class TestBatchNorm:
 class TestBatchSize:
     def test_a_prediction_doubles_the_examples_at_the_noise_scale(self):
         # A batch of 1 needs 100 * (1 + 1 / 64) examples, with 100 those of no noise.
-        found = batch_size.predicted({1: 101.5625, 64: None}, {0: 32.0, 9: 128.0, 99: math.inf})
-        assert found == pytest.approx({1: 101.5625, 64: 200.0})
+        result = batch_size.predicted({1: 101.5625, 64: None}, {0: 32.0, 9: 128.0, 99: math.inf})
+        assert result == pytest.approx({1: 101.5625, 64: 200.0})
 
     def test_the_noise_scale_is_that_of_gradients_whose_noise_is_known(self):
         # Gradients g + e, with |g|^2 = 4 and E|e|^2 = 100 / B over B examples: 100 / 4 = 25.
@@ -210,25 +211,37 @@ class TestBatchSize:
         model, (images, labels) = linear(), drawn(batch_size.MICROBATCHES * 4)
         data.compile_classifier(model, keras.optimizers.SGD())
         one_pass = microbatch.Microbatch(model, training=True, jit_compile=False)
-        found = batch_size.squared_norms(one_pass, tf.constant(images), tf.constant(labels))
+        result = batch_size.squared_norms(one_pass, tf.constant(images), tf.constant(labels))
         weights, cut = model.get_weights()[0], batch_size.MICROBATCHES
         parts = zip(np.split(images, cut), np.split(labels, cut), strict=True)
         of_parts = [np.sum(gradient(weights, *part) ** 2) for part in parts]
         whole = np.sum(gradient(weights, images, labels) ** 2)
-        np.testing.assert_allclose(found, [np.mean(of_parts), whole], rtol=1e-4)
+        np.testing.assert_allclose(result, [np.mean(of_parts), whole], rtol=1e-4)
+
+    def test_every_batch_is_raced_with_every_seed(self):
+        """An accuracy of 0 is reached by the first three evaluations, a loss of 99 in one epoch."""
+        result = batch_size.run(
+            SHAPES, accuracy=0.0, at_most=6_200, rates={32: (0.1, 0.2), 1_024: (0.1,)}, turns=1,
+            steps_before_noise=3, gap={"examples": 300, "loss": 99, "at_most": 1_024}, seeds=(0, 1),
+        ).numbers  # fmt: skip
+        assert result["of_seeds"] == {32: [4_032.0] * 2, 1_024: [4_096.0] * 2}
+        assert [*result["noise_scale"]] == [0, 64, 192]
+        stopped = {batch: [run.examples for run in of] for batch, of in result["stopped"].items()}
+        assert stopped == {32: [288, 288], 1_024: [1_024, 1_024]}
+        assert result["images_per_second"].keys() == {32, 1_024}
 
     def test_the_tables(self):
         half, all_right = np.arange(400) < 200, np.ones(400)
         stopped = {8: [batch_size.Stopped(10, 0.5, half)] * 2}
         stopped[64] = [batch_size.Stopped(20, 0.25, all_right)] * 2
         needed, per_second = {8: [1_000.0, 3_000.0], 64: [5_000.0, None]}, {8: 100.0, 64: 4_000.0}
-        found = batch_size.finding(needed, per_second, {0: 56.0}, stopped, 0.5, "")
+        result = batch_size.finding(needed, per_second, {0: 56.0}, stopped, 0.5, "")
         # 2,000 of the batch of 8 are 1 + 8 / 56 of what no noise would need.
-        assert found.rows == [
+        assert result.rows == [
             ["8", "100", "2,000 (1,000–3,000)", "2,000", "250", "20.0"],
             ["64", "4,000", "not reached", "3,750", "", ""],
         ]
-        (_, (small, large)) = found.more[0]
+        (_, (small, large)) = result.more[0]
         assert small == ["8", "10", "0.50", "50.0%", ""]
         assert large[:4] == ["64", "20", "0.25", "100.0%"] and large[4].startswith("+50.0 (")
 
@@ -262,17 +275,19 @@ class TestFinalModel:
     def test_chance_is_that_of_all_ways_to_deal_out(self):
         right = [1, 1, 0, 0, 0]
         dealt = [np.mean(of) for of in itertools.combinations(right, 2)]
-        found = final_model.spread_by_chance([final_model.Share(2, 0.0)], final_model.Share(5, 0.4))
-        assert found == pytest.approx(np.std(dealt))
+        result = final_model.spread_by_chance(
+            [final_model.Share(2, 0.0)], final_model.Share(5, 0.4)
+        )
+        assert result == pytest.approx(np.std(dealt))
 
     def test_a_row(self):
         shares = final_model.Share(100, 0.5), final_model.Share(300, 0.7)
-        *found, chance, covering, together = final_model.row(
+        *result, chance, covering, together = final_model.row(
             "2", shares, final_model.Share(400, 0.65)
         )
-        assert found == ["2", "100 to 300", "50.00%", "70.00%", "11.18%"]
+        assert result == ["2", "100 to 300", "50.00%", "70.00%", "11.18%"]
         assert (chance, covering, together) == ("3.08%", "1 of 2", "65.00%")
-        # Every batch of 800 is halved; so is the last one, but it has only 200.
+        # Each has half of a batch of 800, and node 0 all 200 of one that is not full.
         of_nodes = final_model.shares(np.arange(1_000) >= 900, 2)
         assert of_nodes == [(600, pytest.approx(1 / 6)), (400, 0.0)]
 
@@ -330,6 +345,13 @@ class TestMemory:
 
 
 class TestScaling:
+    def test_every_rule_is_raced_at_every_number_of_towers(self):
+        sizes = {"towers": (1, 2), "rules": ("fixed", "linear"), "seeds": (0,)}
+        result = scaling.run(SHAPES, accuracy=0.0, at_most=6_200, **sizes).numbers["examples"]
+        assert result == {rule: {1: 4_032.0, 2: 4_096.0} for rule in ("fixed", "linear")}
+        rows = scaling.run(SHAPES, accuracy=1.1, at_most=2_048, **sizes).rows
+        assert rows == [[rule, "not reached", "not reached"] for rule in ("fixed", "linear")]
+
     def test_rates_of_rules(self):
         entry = scaling.entry
         assert entry("linear with warm-up", 4, 2) == race.Entry(128, 0.2, 3_000, 0.25, seed=2)
@@ -345,16 +367,29 @@ class TestScaling:
 
 class TestTrainAndTestLoss:
     def test_a_run_shows_what_fit_does_and_evaluates_the_averages(self):
-        images = data.load(findings.Setup(shapes=True)).first(128, 500)
+        images = data.load(SHAPES).first(128, 500)
         batches = images.training_batches(train_and_test_loss.BATCH, 4, distorted=False)
-        found = train_and_test_loss.train(images, [1, 2], 0, False, 0.0)
+        result = train_and_test_loss.train(images, [1, 2], 0, False, 0.0)
         model = race.model(race.Entry(64, train_and_test_loss.RATE))
         history = model.fit(batches, epochs=2, steps_per_epoch=2, shuffle=False, verbose=0).history
-        shown = [point.shown for point in found.points]
+        shown = [point.shown for point in result.points]
         np.testing.assert_allclose(shown, history["loss"], rtol=1e-5)
-        assert [point.epoch for point in found.points] == [1, 2]
-        assert found.points[-1].test == pytest.approx(race.evaluated(model, images.test_batches()))
-        assert found.train == pytest.approx(race.evaluated(model, images.test_batches("train")))
+        assert [point.epoch for point in result.points] == [1, 2]
+        assert result.points[-1].test == pytest.approx(race.evaluated(model, images.test_batches()))
+        assert result.train == pytest.approx(race.evaluated(model, images.test_batches("train")))
+
+    def test_every_way_is_trained_with_every_seed(self):
+        result = train_and_test_loss.run(SHAPES, examples=64, epochs=2, between=2, seeds=(0, 1))
+        runs = result.numbers["runs"]
+        shown = {name: [run.points[0].shown for run in of] for name, of in runs.items()}
+        assert len(set(itertools.chain(*shown.values()))) == 2 * len(train_and_test_loss.RUNS)
+        # From the same weights: two steps later, what differs is the decay's own loss.
+        for seed in (0, 1):
+            model = race.network(seed)
+            squares = [np.sum(weight**2) for weight in model.get_weights() if weight.ndim > 1]
+            decay = shown["weight decay"][seed] - shown["plain"][seed]
+            expected = train_and_test_loss.WEIGHT_DECAY / 2 * sum(squares)
+            assert decay == pytest.approx(expected, rel=0.05)
 
     def test_the_table(self):
         point = train_and_test_loss.Point(
@@ -364,10 +399,10 @@ class TestTrainAndTestLoss:
             [point._replace(shown=9.0), point], problems.Measured(0.3, 0.9), np.arange(4) > 0
         )
         lower = one._replace(points=[point._replace(shown=0.4)], right=np.arange(4) > 1)
-        found = train_and_test_loss.finding({"one": [one, one], "lower": [lower, lower]}, "")
-        assert found.rows[0] == ["one", "0.50", "0.30", "90.0%", "0.60", "70.0%", "0.40", "75.0%"]
-        assert (found.numbers["lowest"], found.numbers["best"]) == ("lower", "one")
-        assert found.numbers["apart"].mean == 0.25
+        result = train_and_test_loss.finding({"one": [one, one], "lower": [lower, lower]}, "")
+        assert result.rows[0] == ["one", "0.50", "0.30", "90.0%", "0.60", "70.0%", "0.40", "75.0%"]
+        assert (result.numbers["lowest"], result.numbers["best"]) == ("lower", "one")
+        assert result.numbers["apart"].mean == 0.25
 
 
 class TestWhereTimeGoes:
@@ -416,7 +451,7 @@ class TestWhereTimeGoes:
         assert where_time_goes.expected_busy(device, 100.0, ahead) == busy
 
     def test_images_are_standardized_and_steps_are_timed(self):
-        images = data.load(findings.Setup(shapes=True)).first(5, 1).train
+        images = data.load(SHAPES).first(5, 1).train
         batches = list(itertools.islice(where_time_goes.image_by_image(images, 2), 4))
         assert [labels.tolist() for _, labels in batches] == [
             *images.labels[:4].reshape(2, 2).tolist()
