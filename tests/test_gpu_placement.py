@@ -190,13 +190,6 @@ def test_a_batch_is_copied_to_its_tower_as_a_whole(prefetched):
     assert count[TOWERS[0], devices.HOST] == 0
 
 
-def test_moving_averages_are_where_their_weights_are():
-    with tf.device(ANOTHER_CPU):
-        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
-    averages = callbacks.MovingAverages(model, 0.9).averages
-    assert {average.device[-5:] for average in averages} == {ANOTHER_CPU[1:]}
-
-
 def test_with_xla_weights_and_averages_may_be_on_two_devices(tmp_path):
     layers = [keras.layers.Dense(3) for _ in range(2)]
     for layer, device in zip(layers, toys.cpus(2), strict=True):
