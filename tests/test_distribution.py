@@ -192,17 +192,12 @@ def test_says_once_how_a_batch_is_computed(capfd):
 # Devices and scopes
 
 
-def nodes(model):
-    """(name, device, op) of all that ran in a step."""
-    ran = toys.nodes_run(lambda: model.train_on_batch(X, Y))
-    return {(node.name, node.device.rsplit("device:")[-1], node.op) for node in ran}
-
-
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("num_towers", [1, 3])
 def test_the_work_is_done_on_the_towers_devices(num_towers, joined):
     model = made(layers.Dense(6, "relu"), num_towers=num_towers, joined=joined)
-    ran = nodes(model)
+    nodes = toys.nodes_run(lambda: model.train_on_batch(X, Y))
+    ran = {(node.name, node.device.rsplit("device:")[-1], node.op) for node in nodes}
     for tower in range(num_towers):
         of_tower = [(device, op) for name, device, op in ran if f"tower_{tower}/" in name]
         assert {device for device, op in of_tower if op.endswith("MatMul")} == {f"CPU:{tower}"}

@@ -67,9 +67,7 @@ def test_a_batch_is_the_same_wherever_reading_begins(split, prepared):
     for epoch in range(0 if labels.ndim == 2 else 8):  # each picture once
         assert np.bincount(labels[epoch * 33 :][:33]).tolist() == [11, 11, 11]
     assert whole[0][0].shape == (BATCH, SIZE, SIZE, 3) and whole[0][0].dtype == np.float32
-    for expected, found in zip(whole[4:7], taken(source, 4, 7), strict=True):
-        for one, other in zip(expected, found, strict=True):
-            np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(taken(source, 4, 7), whole[4:7])
 
 
 def test_a_picture_is_cut_then_augmented_then_mixed(split):
@@ -101,14 +99,6 @@ def test_evaluation_is_of_the_middle_and_of_each_once(split, prepared):
     for number in (0, 17, 32):
         square = pictures.square(split.read(number)[0], pictures.middle, prepared.raw_shape[0])
         np.testing.assert_array_equal(pixels[number], prepared.evaluate(square[None])[0])
-
-
-@pytest.mark.parametrize("content", [b"<html>not found</html>", b""])
-def test_a_broken_picture_is_named(tmp_path, content):
-    (photos.folder(tmp_path / "pictures", 11) / "ant" / "003.jpg").write_bytes(content)
-    split = datasets.load("folder", str(tmp_path / "pictures"), "all", image_size=SIZE)
-    with pytest.raises(checks.DataError, match=r"^ant/003.jpg is (not JPEG|empty)"):
-        split.some(33)
 
 
 def test_a_label_without_a_class_is_refused(split):
