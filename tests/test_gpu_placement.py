@@ -105,19 +105,10 @@ def without_kernel(graph) -> set[str]:
     }
 
 
-@pytest.fixture
-def cuda_build():
-    if not tf.sysconfig.get_build_info()["is_cuda_build"]:
-        pytest.skip("needs TensorFlow's wheel for Linux, which has the kernels of GPUs")
-
-
-@pytest.fixture
-def two_gpus(monkeypatch):
-    monkeypatch.setattr(machine, "num_devices", lambda kind: 2)
-    return "/GPU:0", "/GPU:1"
-
-
-@pytest.mark.usefixtures("cuda_build")
+@pytest.mark.skipif(
+    not tf.sysconfig.get_build_info()["is_cuda_build"],
+    reason="needs TensorFlow's wheel for Linux, which has the kernels of GPUs",
+)
 @pytest.mark.parametrize(
     ("given", "parameter_device", "jit_compile"),
     [
@@ -129,11 +120,12 @@ def two_gpus(monkeypatch):
     ],
 )
 def test_every_operation_has_a_kernel_where_it_is(
-    two_gpus, given, parameter_device, jit_compile, monkeypatch
+    monkeypatch, given, parameter_device, jit_compile
 ):
+    monkeypatch.setattr(machine, "num_devices", lambda kind: 2)
     if parameter_device:  # where the weights would be
         monkeypatch.setattr(step, "parameter_device", lambda model: parameter_device)
-    model, batch = program(*given, two_gpus, parameter_device, jit_compile=jit_compile)
+    model, batch = program(*given, ("/GPU:0", "/GPU:1"), parameter_device, jit_compile=jit_compile)
     assert without_kernel(model._towers.program.trace(batch, 4).graph) == set()
 
 

@@ -40,21 +40,13 @@ CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A program, and what is known of it.
+    """A program, and what is known of it."""
 
-    Attributes:
-      run: with a switch.
-      tolerance: to plain Keras, relative and absolute; None where it draws or has batch norm.
-      imprecise: parts of the paths of Keras's values that are not right.
-      policy: of Keras's types.
-      long: whether it takes longer than others.
-    """
-
-    run: Callable
-    tolerance: float | None = 1e-5
-    imprecise: tuple[str, ...] = ()
-    policy: str = "float32"
-    long: bool = False
+    run: Callable  # with a switch
+    tolerance: float | None = 1e-5  # to plain Keras; None where it draws or has batch norm
+    imprecise: tuple[str, ...] = ()  # parts of the paths of Keras's values that are not right
+    policy: str = "float32"  # of Keras's types
+    long: bool = False  # whether it takes longer than others
 
 
 PROGRAMS: dict[str, Program] = {}
