@@ -21,10 +21,6 @@ def with_gpus(monkeypatch):
     return functools.partial(pretend_gpu.pretend, monkeypatch.setattr)
 
 
-def test_without_gpus_towers_are_logical_cpu_devices():
-    assert devices.choose(4) == toys.cpus(4)
-
-
 def test_towers_share_the_one_device_of_a_started_runtime():
     program = """
 import towers, tensorflow as tf
@@ -35,14 +31,10 @@ print(towers.devices.choose(), towers.devices.choose(1), towers.devices.choose(2
     assert done.stdout == "('/CPU:0',) ('/CPU:0',) ('/CPU:0', '/CPU:0')\n"
 
 
-def test_one_tower_for_each_gpu_is_the_default(with_gpus):
+def test_one_tower_for_each_gpu_is_the_default_and_the_most(with_gpus):
     with_gpus(2)
     assert devices.choose() == ("/GPU:0", "/GPU:1")
     assert devices.choose(1) == ("/GPU:0",)
-
-
-def test_more_towers_than_gpus_are_refused(with_gpus):
-    with_gpus(2)
     for number in (3, 0, -1):
         with pytest.raises(ValueError, match=f"num_towers={number}: "):
             devices.choose(number)
@@ -91,10 +83,3 @@ def test_gpus_split_into_logical_devices_keep_their_memory_settings(with_gpus, m
 
     monkeypatch.setattr(tf.config.experimental, "set_memory_growth", refuse)
     assert devices.choose(2) == ("/GPU:0", "/GPU:1")
-
-
-def test_threads_are_set_once():
-    devices.use_intra_op_threads(1)  # as shared.py did
-    with pytest.raises(RuntimeError, match="Intra op parallelism"):
-        devices.use_intra_op_threads(2)
-    assert tf.config.threading.get_intra_op_parallelism_threads() == 1

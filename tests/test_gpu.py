@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-import forked
 import pytest
 import scripts
 
@@ -22,9 +21,8 @@ import json, sys
 import towers
 import keras
 import tensorflow as tf
-from towers import networks, weight_decay
+from towers import hashes, networks, weight_decay
 from towers.networks import optimizers
-from towers import hashes
 
 num_towers, steps, model, compute_dtype, optimizer, *more = json.loads(sys.argv[1])
 gpus = tf.config.list_physical_devices("GPU")
@@ -65,35 +63,29 @@ print(json.dumps([devices, sorted(places), state, losses, evaluated]))
 """
 
 
-def seeing(hidden: bool) -> dict[str, str]:
-    """The environment of a process that sees the GPUs, or is on the CPU."""
-    environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
-    return environment | ({"CUDA_VISIBLE_DEVICES": "-1"} if hidden else {})
+def seeing_gpus() -> dict[str, str]:
+    """The environment of a process that does."""
+    return {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
 
 
-def printed_by(program, *arguments, hidden=False):
+def printed_by(program, *arguments):
     """The JSON that a process prints which sees the GPUs."""
     command = [sys.executable, "-c", program, json.dumps(arguments)]
-    options = {"cwd": scripts.ROOT, "env": seeing(hidden), "timeout": TIMEOUT_SECONDS}
-    if hidden:
-        done = forked.run(command, **options)
-    else:
-        done = subprocess.run(command, capture_output=True, text=True, **options)
+    options = {"cwd": scripts.ROOT, "env": seeing_gpus(), "timeout": TIMEOUT_SECONDS}
+    done = subprocess.run(command, capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def a_gpu():
-    # Without it there is none that TensorFlow could use; to ask TensorFlow takes a process.
-    if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg")):
-        pytest.skip("needs a GPU, and this machine has none")
     count = 'import towers, tensorflow as tf; print(len(tf.config.list_physical_devices("GPU")))'
-    if not printed_by(count):
+    # Without it there is none that TensorFlow could use; to ask TensorFlow takes a process.
+    driver = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/dxg"))
+    if not driver or not printed_by(count):
         pytest.skip("needs a GPU, and this machine has none")
 
 
-@pytest.mark.usefixtures("a_gpu")
 @pytest.mark.parametrize(
     "kind",
     [
@@ -131,7 +123,7 @@ def training(folder, *command, flags=()):
     script = str(scripts.ROOT / "train.py")
     return subprocess.Popen(
         [sys.executable, *command, script, f"--train_dir={folder}", *FLAGS, *flags],
-        env=seeing(hidden=False),
+        env=seeing_gpus(),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
@@ -144,7 +136,6 @@ def trained(folder, *arguments, **options):
     return stdout, scripts.hash_lines(folder)
 
 
-@pytest.mark.usefixtures("a_gpu")
 def test_train_py_on_a_gpu_is_one_run_for_one_process_and_two(tmp_path):
     said, one = trained(tmp_path / "one")
     assert "/GPU:0" in said
@@ -153,7 +144,6 @@ def test_train_py_on_a_gpu_is_one_run_for_one_process_and_two(tmp_path):
     assert one == two != []
 
 
-@pytest.mark.usefixtures("a_gpu")
 def test_train_py_on_a_gpu_resumes_with_the_bits_of_a_run_that_was_never_killed(tmp_path):
     flags = "--max_steps=200", "--verify_every_steps=50"
     _, expected = trained(tmp_path / "whole", flags=flags)

@@ -105,19 +105,10 @@ def without_kernel(graph) -> set[str]:
     }
 
 
-@pytest.fixture
-def cuda_build():
-    if not tf.sysconfig.get_build_info()["is_cuda_build"]:
-        pytest.skip("needs TensorFlow's wheel for Linux, which has the kernels of GPUs")
-
-
-@pytest.fixture
-def two_gpus(monkeypatch):
-    monkeypatch.setattr(machine, "num_devices", lambda kind: 2)
-    return "/GPU:0", "/GPU:1"
-
-
-@pytest.mark.usefixtures("cuda_build")
+@pytest.mark.skipif(
+    not tf.sysconfig.get_build_info()["is_cuda_build"],
+    reason="needs TensorFlow's wheel for Linux, which has the kernels of GPUs",
+)
 @pytest.mark.parametrize(
     ("given", "parameter_device", "jit_compile"),
     [
@@ -129,11 +120,12 @@ def two_gpus(monkeypatch):
     ],
 )
 def test_every_operation_has_a_kernel_where_it_is(
-    two_gpus, given, parameter_device, jit_compile, monkeypatch
+    monkeypatch, given, parameter_device, jit_compile
 ):
+    monkeypatch.setattr(machine, "num_devices", lambda kind: 2)
     if parameter_device:  # where the weights would be
         monkeypatch.setattr(step, "parameter_device", lambda model: parameter_device)
-    model, batch = program(*given, two_gpus, parameter_device, jit_compile=jit_compile)
+    model, batch = program(*given, ("/GPU:0", "/GPU:1"), parameter_device, jit_compile=jit_compile)
     assert without_kernel(model._towers.program.trace(batch, 4).graph) == set()
 
 
@@ -188,13 +180,6 @@ def test_a_batch_is_copied_to_its_tower_as_a_whole(prefetched):
     count = copies(model, batch)
     assert count[devices.HOST, TOWERS[0]] == (0 if prefetched else len(batch))
     assert count[TOWERS[0], devices.HOST] == 0
-
-
-def test_moving_averages_are_where_their_weights_are():
-    with tf.device(ANOTHER_CPU):
-        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
-    averages = callbacks.MovingAverages(model, 0.9).averages
-    assert {average.device[-5:] for average in averages} == {ANOTHER_CPU[1:]}
 
 
 def test_with_xla_weights_and_averages_may_be_on_two_devices(tmp_path):

@@ -7,15 +7,6 @@ import toys
 
 from towers import gradients
 
-ROWS = 5
-
-
-def slices(indices, values):
-    """IndexedSlices of a [ROWS, 2] weight."""
-    return tf.IndexedSlices(
-        tf.constant(values, tf.float32), tf.constant(indices, tf.int64), tf.constant([ROWS, 2])
-    )
-
 
 def test_a_factor_is_not_rounded_to_the_type_of_a_narrow_gradient():
     # 257 is 256 in bfloat16.
@@ -27,7 +18,8 @@ def test_a_factor_is_not_rounded_to_the_type_of_a_narrow_gradient():
 
 
 def test_global_norm_is_of_all_gradients_together():
-    repeated = slices([0, 0], [[5.0, 0.0], [7.0, 0.0]])  # a row of 12
+    rows = tf.constant([[5.0, 0.0], [7.0, 0.0]])
+    repeated = tf.IndexedSlices(rows, tf.constant([0, 0]), tf.constant([5, 2]))  # a row of 12
     norm = gradients.global_norm([tf.constant([3.0]), None, tf.constant([[4.0]]), repeated])
     assert norm.numpy() == 13.0
 

@@ -26,8 +26,7 @@ def fails_and_changes_nothing(step: toys.Step, images, labels) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
         step(images, labels)
     assert updating.is_from_check(error.value)
-    for now, then in zip(everything(step.model), before, strict=True):
-        np.testing.assert_array_equal(now, then)
+    np.testing.assert_equal(everything(step.model), before)
 
 
 @pytest.mark.parametrize(
@@ -55,26 +54,20 @@ def root_of_output(labels, outputs):
 
 def test_a_gradient_is_found_where_the_loss_is_finite():
     step = toys.Step(toys.linear(1.0), num_towers=TOWERS, loss=root_of_output)
-    images = toys.column(1.0, 1.0, 1.0, 1.0)
-    step(images, np.zeros(len(images)))
-    images = toys.column(1.0, 1.0, 1.0, 0.0)
-    fails_and_changes_nothing(step, images, np.zeros(len(images)))
+    step(toys.column(1.0, 1.0, 1.0, 1.0), np.zeros(4))
+    fails_and_changes_nothing(step, toys.column(1.0, 1.0, 1.0, 0.0), np.zeros(4))
 
 
 def test_a_loss_is_found_where_the_gradients_are_finite():
     step = toys.Step(toys.linear(1.0), num_towers=TOWERS, loss=lambda _, outputs: outputs + np.nan)
-    images = toys.column(1.0, 1.0, 1.0, 1.0)
-    fails_and_changes_nothing(step, images, np.zeros(len(images)))
+    fails_and_changes_nothing(step, toys.column(1.0, 1.0, 1.0, 1.0), np.zeros(4))
 
 
 def test_a_norm_that_overflows_is_not_clipped_to_nothing():
     """Keras would scale by 1 / inf, and make NaN of it."""
     optimizer = keras.optimizers.SGD(0.1, global_clipnorm=1.0)
     step = toys.Step(toys.linear(0.0), optimizer, loss=toys.output_itself)
-    images = toys.column(1e25)
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        step(images, np.zeros(len(images)))
-    assert step.model.get_weights()[0] == 0
+    fails_and_changes_nothing(step, toys.column(1e25), np.zeros(1))
 
 
 def test_the_rows_of_an_embedding_are_looked_at():
@@ -92,19 +85,15 @@ class TestLossScaling:
         weights = step.model.get_weights()
         optimizer.dynamic_scale.assign(2.0**40)
         step(*toys.batch(4))
-        for weight, then in zip(step.model.get_weights(), weights, strict=True):
-            np.testing.assert_array_equal(weight, then)
+        np.testing.assert_equal(step.model.get_weights(), weights)
         assert float(optimizer.dynamic_scale) == 2.0**39
 
     def test_a_gradient_that_no_scale_makes_finite_stops_the_run(self):
-        optimizer = keras.optimizers.LossScaleOptimizer(
-            keras.optimizers.SGD(0.1), initial_scale=4.0
-        )
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 4.0)
         step = toys.Step(toys.linear(1.0), optimizer, loss=root_of_output)
-        images = toys.column(0.0)
         for _ in range(2):  # 4 and 2 are halved
-            step(images, np.zeros(len(images)))
-        fails_and_changes_nothing(step, images, np.zeros(len(images)))
+            step(toys.column(0.0), np.zeros(1))
+        fails_and_changes_nothing(step, toys.column(0.0), np.zeros(1))
 
     @pytest.mark.pitfall(29)
     @pytest.mark.parametrize("jit_compile", [False, True])

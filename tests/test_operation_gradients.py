@@ -25,24 +25,21 @@ KINDS = {
 }
 
 
-def after_a_step(kind, dtype):
+def after_a_step(kind, dtype, joined):
     """What one step adds to the weights of a layer; its loss is linear in the outputs."""
     keras.config.set_dtype_policy(dtype)
     keras.utils.set_random_seed(0)
     make, shape = KINDS[kind]
-    model = toys.on_cpu(lambda: keras.Sequential([keras.Input(shape), make()]))
-    step = toys.Step(
-        model,
+    model = keras.Sequential([keras.Input(shape), make()])
+    towers.distribute(model, 2, microbatch_size=2, joined_loss=joined)
+    model.compile(
         keras.optimizers.SGD(1.0),
-        num_towers=2,
-        microbatch=2,
-        loss=lambda labels, outputs: tf.reduce_mean(tf.cast(outputs, tf.float32), axis=[1, 2]),
+        lambda labels, outputs: tf.reduce_mean(tf.cast(outputs, tf.float32), axis=[1, 2]),
     )
-    before = [v.numpy() for v in model.trainable_variables]
+    before = model.get_weights()
     images = np.random.default_rng(0).uniform(0.5, 1.0, (4, *shape)).astype(np.float32)
-    step(images, np.zeros(4, np.int32))
-    after = [v.numpy() for v in model.trainable_variables]
-    return [new - old for new, old in zip(after, before, strict=True)]
+    model.train_on_batch(images, np.zeros(4, np.int32))
+    return [new - old for new, old in zip(model.get_weights(), before, strict=True)]
 
 
 @pytest.fixture(autouse=True)
@@ -52,11 +49,13 @@ def policy():
 
 
 @pytest.mark.pitfall(34)
-@pytest.mark.parametrize("kind", KINDS)
-def test_towers_are_those_of_float32(kind):
-    exact = after_a_step(kind, "float32")
-    found = after_a_step(kind, "mixed_bfloat16")
+@pytest.mark.parametrize(("kind", "joined"), [*((kind, False) for kind in KINDS), ("dense", True)])
+def test_towers_are_those_of_float32(kind, joined):
+    """A joined loss's backward passes are built outside of the forward ones."""
+    exact = after_a_step(kind, "float32", joined)
+    found = after_a_step(kind, "mixed_bfloat16", joined)
     assert exact[-1].ndim == 1
+    np.testing.assert_allclose(found[-1], exact[-1], rtol=0.01)
     for one, other in zip(exact, found, strict=True):
         assert np.linalg.norm(other - one) < 0.01 * np.linalg.norm(one)
 
@@ -155,17 +154,3 @@ class TestMaxPooling:
         library = program.trace(batch, 4).graph.as_graph_def().library.function
         kinds = {node.op for function in library for node in function.node_def}
         assert ("MaxPoolGrad" in kinds) != jit_compile
-
-
-def test_a_joined_loss_has_them_too():
-    """Its backward passes are built outside of the forward ones."""
-    found = {}
-    for dtype in ("float32", "mixed_bfloat16"):
-        keras.config.set_dtype_policy(dtype)
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((600, 3)), keras.layers.Dense(4)])
-        towers.distribute(model, 2, microbatch_size=2, joined_loss=True)
-        model.compile(keras.optimizers.SGD(1.0), lambda y, outputs: tf.reduce_mean(outputs))
-        model.train_on_batch(np.ones((4, 600, 3), np.float32), np.zeros(4, np.float32))
-        found[dtype] = model.layers[0].bias.numpy()
-    np.testing.assert_allclose(found["mixed_bfloat16"], found["float32"], rtol=0.01)

@@ -10,36 +10,35 @@ import pytest
 from towers import distribution, schedules
 
 EPOCH = 1000
+GLOBAL_BATCH = 10
+STEPS_PER_EPOCH = EPOCH // GLOBAL_BATCH
 
 
 def rate(schedule, initial=1.0, examples_per_epoch=EPOCH, **arguments):
     return schedules.LearningRate(schedule, initial, examples_per_epoch, **arguments)
 
 
-EACH = {
-    "exponential": rate("exponential", epochs_per_decay=2.0, decay_factor=0.5),
-    "piecewise": rate("piecewise", decay_factor=0.5, decay_epochs=(1.0, 3.0)),
-    "cosine": rate("cosine", total_epochs=4.0),
-    "linear": rate("linear", total_epochs=4.0),
-    "constant": rate("constant"),
-}
-
-
-GLOBAL_BATCH = 10
-STEPS_PER_EPOCH = EPOCH // GLOBAL_BATCH
-KERAS_S = {
-    "exponential": keras.optimizers.schedules.ExponentialDecay(
-        1.0, decay_steps=2 * STEPS_PER_EPOCH, decay_rate=0.5, staircase=True
+OF_KERAS = keras.optimizers.schedules
+EACH = [  # ours, and Keras's
+    (
+        rate("exponential", epochs_per_decay=2.0, decay_factor=0.5),
+        OF_KERAS.ExponentialDecay(1.0, 2 * STEPS_PER_EPOCH, decay_rate=0.5, staircase=True),
     ),
-    # Keras decays after the boundary's step, we with it.
-    "piecewise": keras.optimizers.schedules.PiecewiseConstantDecay(
-        [STEPS_PER_EPOCH - 1, 3 * STEPS_PER_EPOCH - 1], [1.0, 0.5, 0.25]
+    (  # Keras decays after the boundary's step, we with it.
+        rate("piecewise", decay_factor=0.5, decay_epochs=(1.0, 3.0)),
+        OF_KERAS.PiecewiseConstantDecay(
+            [STEPS_PER_EPOCH - 1, 3 * STEPS_PER_EPOCH - 1], [1.0, 0.5, 0.25]
+        ),
     ),
-    "cosine": keras.optimizers.schedules.CosineDecay(1.0, decay_steps=4 * STEPS_PER_EPOCH),
-    "linear": keras.optimizers.schedules.PolynomialDecay(
-        1.0, decay_steps=4 * STEPS_PER_EPOCH, end_learning_rate=0.0, power=1.0
+    (rate("cosine", total_epochs=4.0), OF_KERAS.CosineDecay(1.0, 4 * STEPS_PER_EPOCH)),
+    (rate("linear", total_epochs=4.0), OF_KERAS.PolynomialDecay(1.0, 4 * STEPS_PER_EPOCH, 0.0)),
+    (
+        rate("cosine", warmup_epochs=1.0, total_epochs=4.0),
+        OF_KERAS.CosineDecay(
+            0.0, 3 * STEPS_PER_EPOCH, warmup_target=1.0, warmup_steps=STEPS_PER_EPOCH
+        ),
     ),
-}
+]
 
 
 @pytest.mark.parametrize("epochs_per_decay", [0.1, 0.3, 0.7, 1.1, 350.0])
@@ -52,21 +51,11 @@ def test_decays_come_in_time_whatever_the_rounding_of_fractions(epochs_per_decay
         assert (learning_rate(at - 1), learning_rate(at)) == (0.5 ** (decays - 1), 0.5**decays)
 
 
-@pytest.mark.parametrize("schedule", KERAS_S)
-def test_rate_is_keras_s_at_every_step(schedule):
-    steps = range(0, 5 * STEPS_PER_EPOCH, 1)
-    ours = [EACH[schedule](step * GLOBAL_BATCH) for step in steps]
-    keras_s = [float(KERAS_S[schedule](step)) for step in steps]
-    np.testing.assert_allclose(ours, keras_s, rtol=1e-5, atol=1e-6)
-
-
-def test_warm_up_and_cosine_are_keras_s():
-    keras_s = keras.optimizers.schedules.CosineDecay(
-        0.0, 3 * STEPS_PER_EPOCH, warmup_target=1.0, warmup_steps=STEPS_PER_EPOCH
-    )
-    ours = rate("cosine", warmup_epochs=1.0, total_epochs=4.0)
-    for step in range(0, 5 * STEPS_PER_EPOCH, 7):
-        assert ours(step * GLOBAL_BATCH) == pytest.approx(float(keras_s(step)), abs=1e-6)
+@pytest.mark.parametrize(("ours", "keras_s"), EACH)
+def test_rate_is_keras_s_at_every_step(ours, keras_s):
+    steps = range(5 * STEPS_PER_EPOCH)
+    found = [ours(step * GLOBAL_BATCH) for step in steps]
+    np.testing.assert_allclose(found, [float(keras_s(step)) for step in steps], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -41,15 +41,11 @@ def no_loss(labels, outputs):
     return 0.0 * outputs[:, 0]
 
 
-def decaying(model, coefficient):
-    weight_decay.regularize(weight_decay.kernels(model), coefficient)
-    return model
-
-
 @pytest.mark.pitfall(20)
 @pytest.mark.parametrize("num_towers, microbatch", [(1, 4), (1, 2), (1, 3), (2, 2), (4, 1)])
 def test_weight_decay_is_counted_once_for_any_number_of_towers(num_towers, microbatch):
-    model = decaying(toys.linear(3.0), 0.25)
+    model = toys.linear(3.0)
+    weight_decay.regularize(weight_decay.kernels(model), 0.25)
     step = toys.Step(model, num_towers=num_towers, microbatch=microbatch, loss=no_loss)
     result = step(toys.column(1.0, 2.0, 3.0, 4.0), [0] * 4)
     assert result.gradients[0].numpy() == 0.25 * 3.0

@@ -137,16 +137,3 @@ def test_a_batch_is_made_of_images_one_by_one(name):
         image[top : top + height, left : left + width] = 0.0
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(how.evaluate(images), preprocess.standardize(images))
-
-
-@pytest.mark.parametrize(
-    ("name", "erasing", "shape", "names"),
-    [
-        ("mixup", 0.0, SHAPE, "augmentation='mixup'"),
-        ("none", 1.5, SHAPE, "random_erasing=1.5"),
-        ("rand_augment", 0.0, (8, 8, 1), "rand_augment takes images of 3 channels"),
-    ],
-)
-def test_what_does_not_fit_is_refused(name, erasing, shape, names):
-    with pytest.raises(ValueError, match=names):
-        preprocess.for_images("pad_crop_flip", shape, name, erasing)

@@ -34,9 +34,6 @@ def _everything_in(folder: pathlib.Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-# Prepared data.
-
-
 def test_a_prepared_set_is_read_whole_with_labels_and_names(data_dir):
     tiny_photos.prepare(data_dir, num_shards=3)
     before = _everything_in(data_dir)
@@ -163,17 +160,11 @@ def test_of_a_containers_memory_what_the_process_has_is_gone(monkeypatch, tmp_pa
         checks.check_memory("too large: they", int(6e8))
 
 
-# Names and folders that cannot be used.
-
-
 @pytest.mark.parametrize("name", ["ag_news_subset", "div2k"])  # no image; neither
 def test_sets_without_image_and_label_are_refused_before_a_download(data_dir, name):
     with pytest.raises(datasets.DataError, match="must have `image`.*`label`.*but has FeaturesD"):
         datasets.load(name, str(data_dir), "train")
     assert not _everything_in(data_dir)
-
-
-# Data that would have to be downloaded.
 
 
 @pytest.mark.parametrize(

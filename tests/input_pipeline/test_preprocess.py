@@ -6,8 +6,6 @@ import tensorflow as tf
 
 from input_pipeline import batches, preprocess
 
-IN_MEMORY = ["crop_flip_colour", "pad_crop_flip", "shift_alternating_flip"]
-
 
 def draws(count):
     """What the images of a batch are distorted by; the first half of them is mirrored."""
@@ -79,7 +77,7 @@ def test_draws_reach_their_ranges_and_are_independent():
 
 
 @pytest.mark.pitfall(16)
-@pytest.mark.parametrize("name", IN_MEMORY)
+@pytest.mark.parametrize("name", ["crop_flip_colour", "pad_crop_flip", "shift_alternating_flip"])
 def test_images_of_a_batch_are_distorted_each_in_its_own_way_at_once(name):
     chosen = preprocess.for_images(name, (32, 32, 3))
     same = np.repeat(random_images(1), 32, axis=0)
@@ -99,6 +97,15 @@ def test_images_of_a_batch_are_distorted_each_in_its_own_way_at_once(name):
     assert not {"Unpack", "While", "StatelessWhile", "MapDefun"} & {*operations[0]}
 
 
-def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="'mixup': must be one of crop_flip_colour, pad_crop_fl"):
-        preprocess.for_images("mixup", (32, 32, 3))
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (("mixup", (8, 8, 3)), "'mixup': must be one of crop_flip_colour, pad_crop_fl"),
+        (("pad_crop_flip", (8, 8, 3), "mixup"), "augmentation='mixup'"),
+        (("pad_crop_flip", (8, 8, 3), "none", 1.5), "random_erasing=1.5"),
+        (("pad_crop_flip", (8, 8, 1), "rand_augment"), "rand_augment takes images of 3 channels"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments, names):
+    with pytest.raises(ValueError, match=names):
+        preprocess.for_images(*arguments)

@@ -31,14 +31,13 @@ def test_prepares_images_as_an_evaluation_does(name, channels, tmp_path):
     prepared = preprocess.for_images(name, images.shape[1:])
     of = network(prepared.output_shape)
     expected = tf.nn.softmax(of(prepared.evaluate(images))).numpy()
+    names = [NAMES[place].encode() for place in expected.argmax(axis=1)]
     model = classifier(of, images.shape[1:], prepare=prepared.evaluate)
     model.save(tmp_path / "model.keras")
     for one in (model, keras.saving.load_model(tmp_path / "model.keras")):
         found = one.predict(images, verbose=0)
         np.testing.assert_allclose(found["probabilities"], expected, atol=1e-5)
-        assert [NAMES[place].encode() for place in expected.argmax(axis=1)] == list(
-            found["class_name"]
-        )
+        assert list(found["class_name"]) == names
 
 
 def test_leaves_an_image_of_the_size_as_it_is_and_resizes_the_middle_of_others():

@@ -45,9 +45,8 @@ def test_it_is_the_same_function(build):
         model = toys.on_cpu(lambda: tasks.with_keras_layers(made))
     assert [v.path for v in made.variables] == [v.path for v in model.variables]
     images, labels = toys.batch(16, model.input_shape[1:])
-    for mine, theirs in zip(
-        after_a_step(made, images, labels), after_a_step(model, images, labels), strict=True
-    ):
+    ours, keras_s = (after_a_step(each, images, labels) for each in (made, model))
+    for mine, theirs in zip(ours, keras_s, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 

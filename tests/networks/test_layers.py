@@ -13,13 +13,6 @@ WIDE = {"depth_radius": 80, "bias": 0.5, "alpha": 0.01, "beta": 1.0}
 SETTINGS = {"tutorial": TUTORIAL, "strong": STRONG, "wide": WIDE}
 
 
-@pytest.fixture(autouse=True)
-def on_cpu():
-    """TensorFlow's reference is its CPU kernel, whatever devices the machine has."""
-    with tf.device("/CPU:0"):
-        yield
-
-
 def values_and_gradient(function, x, upstream):
     @tf.function(autograph=False)  # a graph, as in training: it may have other kernels than eager
     def both(x, upstream):
@@ -37,9 +30,7 @@ def values_and_gradient(function, x, upstream):
 def test_values_and_gradient_are_tensorflow_s(settings, shape):
     rng = np.random.default_rng(0)
     x, upstream = rng.normal(size=(2, *shape)).astype(np.float32)
-    ours = values_and_gradient(
-        lambda x: layers.LocalResponseNormalization(**settings)(x), x, upstream
-    )
+    ours = values_and_gradient(layers.LocalResponseNormalization(**settings), x, upstream)
     tensorflow_s = values_and_gradient(lambda x: tf.nn.lrn(x, **settings), x, upstream)
     for mine, theirs in zip(ours, tensorflow_s, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
@@ -93,12 +84,9 @@ def test_fused_batch_norm_is_keras_s(dtype, tolerance, scale):
             results += [values_and_gradient(lambda x: layer(x, training=True), x, upstream)]  # noqa: B023
         results += [values_and_gradient(lambda x: layer(x, training=False), x, upstream)]  # noqa: B023
         results += [[layer.moving_mean.numpy(), layer.moving_variance.numpy()]]
-    ours, keras_s = results[:4], results[4:]
-    for mine, theirs in zip(ours, keras_s, strict=True):
-        for my_values, their_values in zip(mine, theirs, strict=True):
-            np.testing.assert_allclose(
-                np.float64(my_values), np.float64(their_values), rtol=tolerance, atol=tolerance
-            )
+    for ours, theirs in zip(results[:4], results[4:], strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(np.float64(one), np.float64(other), tolerance, tolerance)
 
 
 @pytest.mark.parametrize("option", [{"axis": 1}, {"renorm": True}, {"synchronized": True}])

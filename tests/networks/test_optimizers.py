@@ -24,16 +24,12 @@ def test_options_reach_the_optimizer():
     assert (sgd.momentum, sgd.nesterov, sgd.global_clipnorm) == (0.5, True, 2.0)
     assert optimizers.make("rmsprop", momentum=0.25).momentum == 0.25
     assert optimizers.make("sgd").global_clipnorm is None
-    assert optimizers.make("lion", weight_decay=0.5).weight_decay == 0.5
 
 
 def test_weight_decay_is_decoupled_only_where_it_is_said():
-    decoupled = {
-        name
-        for name in optimizers.OPTIMIZERS
-        if optimizers.make(name, weight_decay=0.5).weight_decay
-    }
-    assert decoupled == set(optimizers.DECOUPLED_WEIGHT_DECAY)
+    for name in optimizers.OPTIMIZERS:
+        decays = optimizers.make(name, weight_decay=0.5).weight_decay
+        assert decays == (0.5 if name in optimizers.DECOUPLED_WEIGHT_DECAY else None)
 
 
 @pytest.mark.pitfall(27)
@@ -61,17 +57,13 @@ def orthogonalized(matrix):
 
 def test_muon_turns_matrices_and_convolutions_and_leaves_the_rest_to_adam():
     """Two steps of a network with every kind of weight, against NumPy."""
-    model = toys.on_cpu(
-        lambda: keras.Sequential(
-            [
-                keras.Input([4, 4, 2]),
-                keras.layers.Conv2D(3, 2, name="convolution"),
-                keras.layers.Flatten(),
-                keras.layers.Dense(5, use_bias=False, name="hidden"),
-                keras.layers.Dense(toys.CLASSES, use_bias=False, name="logits"),
-            ]
-        )
-    )
+    layers = [
+        keras.layers.Conv2D(3, 2, name="convolution"),
+        keras.layers.Flatten(),
+        keras.layers.Dense(5, use_bias=False, name="hidden"),
+        keras.layers.Dense(toys.CLASSES, use_bias=False, name="logits"),
+    ]
+    model = toys.on_cpu(lambda: keras.Sequential([keras.Input([4, 4, 2]), *layers]))
     optimizer = optimizers.make("muon", momentum=0.5, nesterov=True, model=model)
     step = toys.Step(model, optimizer, num_towers=2)
     weights = [weight.numpy().astype(np.float64) for weight in model.trainable_variables]
@@ -114,19 +106,10 @@ def test_clipping_comes_after_the_reduction(clip_norm, update, loss_scaling, num
     np.testing.assert_array_equal(result.gradients[0][:, 0], [3.0, 4.0])
 
 
-def float16_line(weight):
+def float16_line():
     """outputs = weight * images, computed in float16 from a float32 weight."""
-    kernel = keras.initializers.Constant(weight)
-    return toys.on_cpu(
-        lambda: keras.Sequential(
-            [
-                keras.Input([1]),
-                keras.layers.Dense(
-                    1, use_bias=False, kernel_initializer=kernel, dtype="mixed_float16"
-                ),
-            ]
-        )
-    )
+    dense = keras.layers.Dense(1, use_bias=False, dtype="mixed_float16")
+    return toys.on_cpu(lambda: keras.Sequential([keras.Input([1]), dense]))
 
 
 def tiny_loss(labels, outputs):
@@ -139,6 +122,6 @@ def tiny_loss(labels, outputs):
 def test_gradients_too_small_for_float16_arrive(num_towers):
     found = []
     for optimizer in (keras.optimizers.SGD(0.5), optimizers.make("sgd", loss_scaling=True)):
-        step = toys.Step(float16_line(1.0), optimizer, num_towers=num_towers, loss=tiny_loss)
+        step = toys.Step(float16_line(), optimizer, num_towers=num_towers, loss=tiny_loss)
         found.append(step(toys.column(1.0, 1.0), [0, 0]).gradients[0].numpy())
     assert found == [0.0, 2.0**-26]
