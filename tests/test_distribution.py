@@ -15,7 +15,7 @@ import toys
 from keras import layers, ops
 
 import towers
-from towers import distribution, machine, separable
+from towers import distribution, machine, model_state, separable
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(54, 8)).astype("float32")
@@ -94,6 +94,15 @@ def test_batch_norm_equals_keras_on_microbatches(joined):
     np.testing.assert_allclose(history.history["loss"], losses, 1e-5)
     for ours, right in zip(model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_allclose(ours, right, 1e-5, 1e-6)
+
+
+def test_a_microbatch_s_draws_begin_65_536_counts_after_the_one_before():
+    """A run of another version has the same draws."""
+    model, counters = toys.dropout_classifier(), tf.constant([7, 5], tf.uint32)
+    state = [counters if "seed" in v.path else v.value for v in model.non_trainable_variables]
+    advanced = model_state.with_draw_index(model, state, tf.constant(3, tf.int64))
+    (draws,) = [value.numpy() for value in advanced if value.dtype == tf.uint32]
+    assert draws.tolist() == [7, 5 + 3 * 65_536]
 
 
 def test_draws_differ_between_microbatches_steps_epochs_and_fits():
