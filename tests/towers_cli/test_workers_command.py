@@ -19,7 +19,6 @@ from towers_cli import launch
 STOPS_WITHIN_SECONDS = 25  # as docs/workers.md says
 DEATHS = int(os.environ.get("TOWERS_TEST_DEATHS", 5))
 
-
 FLAGS = (  # 40 steps in four microbatches
     "--global_batch_size=32",
     "--microbatch_size=8",
@@ -40,25 +39,10 @@ def start(workers, index: int, *arguments: str):
     return workers.start(index, scripts.ROOT / "train.py", *arguments)
 
 
-def launcher(tmp_path, *arguments: str) -> subprocess.Popen:
-    """Starts the launcher with train.py, as lightly as the tests run it."""
-    script = scripts.lighter_train(tmp_path)
-    split = next(n for n, argument in enumerate(arguments) if argument.startswith("--train_dir"))
-    own, of_script = arguments[:split], arguments[split:]
-    return subprocess.Popen(
-        [sys.executable, "-m", "towers_cli.launch", *own, "--", script, *of_script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=scripts.ROOT,
-        env=os.environ | {"TOWERS_TEST": str(tmp_path)},
-    )
-
-
 @pytest.mark.whole_program
 def test_killed_stopped_and_continued_by_other_numbers_of_workers(tmp_path, run_of, several):
     folder, elsewhere = tmp_path / "run", tmp_path / "nothing"
-    assert scripts.run("train", *flags(folder, "--max_steps=10")).returncode == 0
+    scripts.trained(folder, *FLAGS, "--max_steps=10")
     two = several()
     chief = start(two, 0, *flags(folder))
     time.sleep(1)  # a worker that starts late is waited for
@@ -82,7 +66,7 @@ def test_killed_stopped_and_continued_by_other_numbers_of_workers(tmp_path, run_
     assert [again.ended(index) for index in range(2)] == [(143, "")] * 2
     assert f" {scripts.checkpoint_steps(folder)[-1]}," in stopped
 
-    assert scripts.run("train", *flags(folder)).returncode == 0
+    scripts.trained(folder, *FLAGS)
     alone = run_of(*FLAGS)
     scripts.assert_same_run(folder, alone)
     hashes = [line for line in scripts.hash_lines(folder) if line["step"] != 10]  # a run's end
@@ -96,10 +80,14 @@ def test_random_deaths_under_the_launcher_do_not_show(tmp_path):
     """Three workers, killed while they start and train; docs/workers.md has more deaths."""
     more = "--max_steps=120", "--checkpoint_every_steps=20", "--log_every_steps=1"
     alone, folder = tmp_path / "alone", tmp_path / "run"
-    assert scripts.run("train", *flags(alone, *more)).returncode == 0
-    arguments = "--workers=3", f"--restarts={DEATHS}", *flags(folder, *more)
-    process, drawn, deaths = launcher(tmp_path, *arguments), random.Random(58), 0
-    is_due = False
+    scripts.trained(alone, *FLAGS, *more)
+    call = [sys.executable, "-m", "towers_cli.launch", "--workers=3", f"--restarts={DEATHS}", "--"]
+    process = subprocess.Popen(
+        [*call, scripts.lighter_train(tmp_path), *flags(folder, *more)],
+        stdout=subprocess.PIPE, text=True,
+        cwd=scripts.ROOT, env=os.environ | {"TOWERS_TEST": str(tmp_path)},
+    )  # fmt: skip
+    drawn, deaths, is_due = random.Random(58), 0, False
     for line in process.stdout:
         if deaths == DEATHS or not line.startswith(("[0] step", "[launcher]")):
             continue
