@@ -14,14 +14,7 @@ import house
 import photos
 import pytest
 
-from benchmarks import (
-    bias_gradients,
-    networks,
-    start,
-    step_memory,
-    time_to_accuracy,
-    workers,
-)
+from benchmarks import bias_gradients, networks, start, step_memory, time_to_accuracy, workers
 from benchmarks import input as reading
 
 ROOT = Path(__file__).resolve().parents[2]
