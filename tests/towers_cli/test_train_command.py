@@ -163,20 +163,11 @@ def test_goes_on_after_signals(tmp_path):
     scripts.assert_same_run(moved, tmp_path / "in_one_go")
 
 
-@pytest.mark.parametrize(("schedule", "refused"), [("exponential", False), ("cosine", True)])
-def test_the_end_moves_unless_the_rate_depends_on_it(tmp_path, schedule, refused):
-    flags = ["--max_steps=100", "--summary_every_steps=0", f"--learning_rate_schedule={schedule}"]
-    scripts.train(tmp_path, *flags, "--train_epochs=0.0096")
-    assert scripts.final_summary(tmp_path)["step"] == 2
-    before = scripts.contents(tmp_path)
-    done = scripts.train(tmp_path, *flags, "--train_epochs=0.0192")
-    if refused:
-        assert done.returncode == 1
-        assert "--train_epochs=0.0192 (the run has 0.0096)" in done.stderr
-        assert scripts.contents(tmp_path) == before
-    else:
-        assert scripts.final_summary(tmp_path)["step"] == 4
-        assert [line["step"] for line in scripts.evaluation_lines(tmp_path)] == [2, 4]
+def test_the_end_moves_where_the_rate_does_not_depend_on_it(tmp_path):
+    for epochs, step in ((0.0096, 2), (0.0192, 4)):
+        scripts.trained(tmp_path, "--max_steps=100", f"--train_epochs={epochs}")
+        assert scripts.final_summary(tmp_path)["step"] == step
+    assert [line["step"] for line in scripts.evaluation_lines(tmp_path)] == [2, 4]
 
 
 SHORT = ("--momentum=0.9", "--summary_every_steps=0")
