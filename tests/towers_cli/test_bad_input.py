@@ -57,7 +57,6 @@ CONTRADICTORY = {  # and the flag that is named first
     "--train_dir=gs://bucket/run": "train_dir",
 }
 
-
 NOT_A_FLAG = {
     "--data_di=1": "data_dir",
     "--z\x1bz": r"z\x1bz",

@@ -8,13 +8,7 @@ import scripts
 
 from towers_cli import compare
 
-FLAGS = (
-    "--microbatch_size=6",
-    "--verify_every_steps=1",
-    "--checkpoint_every_steps=2",
-    "--momentum=0.5",
-    "--summary_every_steps=0",
-)
+FLAGS = ("--microbatch_size=6", "--verify_every_steps=1", "--momentum=0.5")
 
 
 @pytest.fixture

@@ -76,10 +76,6 @@ def here(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def train(folder, *flags):
-    return scripts.train(folder, "--model=mine:build", "--verify_every_steps=1", *flags)
-
-
 class TestARunOfIt:
     def test_has_weights_by_the_seed_and_computes_in_the_type_that_was_asked_for(self, here):
         before, policy = keras.config.dtype_policy(), keras.DTypePolicy("mixed_bfloat16")
@@ -99,11 +95,11 @@ class TestARunOfIt:
         ],
     )
     def test_whose_function_has_changed_is_another(self, here, change):
-        assert train(here / "run", "--max_steps=1").returncode == 0
+        scripts.trained(here / "run", "--model=mine:build", "--max_steps=1")
         (here / "mine.py").write_text(MODULE.replace(*change))
         sys.modules.pop("mine")
         before = scripts.contents(here / "run")
-        done = train(here / "run", "--max_steps=2")
+        done = scripts.train(here / "run", "--model=mine:build", "--max_steps=2")
         assert done.returncode == 1
         assert f"--train_dir={here / 'run'} " in done.stderr and "layers " in done.stderr
         done = scripts.run("eval", f"--train_dir={here / 'run'}")
