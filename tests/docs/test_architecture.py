@@ -6,6 +6,7 @@ import inspect
 import re
 
 import batch
+import house
 import keras
 import lighter
 import pytest
@@ -16,25 +17,14 @@ from input_pipeline import datasets
 
 PAGE = batch.PAGE.read_text(encoding="utf-8")
 EXAMPLES = "[50000"  # of CIFAR-10; `shapes` has 5,000
-PACKAGES = (
-    "towers",
-    "towers.networks",
-    "towers.multi_worker",
-    "towers.runs",
-    "input_pipeline",
-    "lessons",
-)
+PACKAGES = [room.package for room in reversed(house.ROOMS)]  # the idea comes first
 
 # | [`function`](file) | in | out |
 ROWS = re.findall(r"^\| \[?`([\w.]+)`[^|]* \| ([^|]*)\| ([^|]*)\|$", PAGE, re.M)
 
 
 def found(name: str):
-    """The object that a name such as `tower.compute` stands for, with the one that has it.
-
-    Raises:
-      AttributeError, ModuleNotFoundError: there is none.
-    """
+    """The object that a name such as `tower.compute` stands for, with the one that has it."""
     first, *rest = name.split(".")
     owner, thing = None, {"tf": tf, "keras": keras}.get(first)
     if thing is None:

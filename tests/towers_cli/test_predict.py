@@ -21,8 +21,7 @@ def trained(run_of):
 
 def said(capsys, *arguments):
     code = predict.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+    return code, *capsys.readouterr()
 
 
 def test_the_best_three_classes_of_each_picture(trained, tmp_path, capsys):

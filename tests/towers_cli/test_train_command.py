@@ -170,12 +170,9 @@ def test_the_end_moves_where_the_rate_does_not_depend_on_it(tmp_path):
     assert [line["step"] for line in scripts.evaluation_lines(tmp_path)] == [2, 4]
 
 
-SHORT = ("--momentum=0.9", "--summary_every_steps=0")
-
-
 @pytest.fixture
 def short_run(run_of):
-    return run_of("--max_steps=1", *SHORT)
+    return run_of("--max_steps=1", "--momentum=0.9")
 
 
 @pytest.mark.whole_program
@@ -195,12 +192,12 @@ def test_a_dry_run_leaves_a_new_home_folder_empty(command, tmp_path):
 
 def test_a_dry_run_of_one_that_would_go_on_changes_nothing(short_run):
     before = scripts.contents(short_run)
-    scripts.trained(short_run, *SHORT, "--max_steps=9", "--dry_run")
+    scripts.trained(short_run, "--max_steps=9", "--momentum=0.9", "--dry_run")
     assert scripts.contents(short_run) == before
 
 
 class TestAnotherRun:
-    SAME = (*SHORT, "--max_steps=9")
+    SAME = ("--max_steps=9", "--momentum=0.9")
 
     @pytest.mark.pitfall(11)
     @pytest.mark.parametrize(
@@ -237,6 +234,7 @@ def test_a_final_model_that_is_damaged_is_exported_again(tmp_path, short_run, da
     folder = shutil.copytree(short_run, tmp_path / "run")
     whole = scripts.final_summary(folder)
     os.truncate(folder / damaged, 100)
-    assert "finished already" not in scripts.trained(folder, *SHORT, "--max_steps=1").stdout
+    done = scripts.trained(folder, "--max_steps=1", "--momentum=0.9")
+    assert "finished already" not in done.stdout
     assert scripts.final_summary(folder) == whole
     keras.saving.load_model(folder / "final_model.keras")

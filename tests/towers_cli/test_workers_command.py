@@ -30,13 +30,10 @@ FLAGS = (  # 40 steps in four microbatches
 )
 
 
-def flags(folder, *more: str) -> list[str]:
-    return [*scripts.small_run(folder), *FLAGS, *more]
-
-
-def start(workers, index: int, *arguments: str):
+def start(workers, index: int, folder, *more: str):
     """Starts train.py as a worker of `several`."""
-    return workers.start(index, scripts.ROOT / "train.py", *arguments)
+    script = scripts.ROOT / "train.py"
+    return workers.start(index, script, *scripts.small_run(folder), *FLAGS, *more)
 
 
 @pytest.mark.whole_program
@@ -44,9 +41,9 @@ def test_killed_stopped_and_continued_by_other_numbers_of_workers(tmp_path, run_
     folder, elsewhere = tmp_path / "run", tmp_path / "nothing"
     scripts.trained(folder, *FLAGS, "--max_steps=10")
     two = several()
-    chief = start(two, 0, *flags(folder))
+    chief = start(two, 0, folder)
     time.sleep(1)  # a worker that starts late is waited for
-    other = start(two, 1, *flags(elsewhere))
+    other = start(two, 1, elsewhere)
     assert scripts.wait_for_line(chief, "continuing at step 10")
     scripts.wait_for_line(chief, "step 15/40")
     other.kill()
@@ -58,7 +55,7 @@ def test_killed_stopped_and_continued_by_other_numbers_of_workers(tmp_path, run_
     assert two.seconds() < STOPS_WITHIN_SECONDS
 
     again = several()
-    chief, other = start(again, 0, *flags(folder)), start(again, 1, *flags(elsewhere))
+    chief, other = start(again, 0, folder), start(again, 1, elsewhere)
     assert scripts.wait_for_line(chief, f"continuing at step {saved}")
     scripts.wait_for_line(chief, "step 20/40")
     other.send_signal(signal.SIGTERM)  # one worker is asked, and all stop after the same step
@@ -83,7 +80,7 @@ def test_random_deaths_under_the_launcher_do_not_show(tmp_path):
     scripts.trained(alone, *FLAGS, *more)
     call = [sys.executable, "-m", "towers_cli.launch", "--workers=3", f"--restarts={DEATHS}", "--"]
     process = subprocess.Popen(
-        [*call, scripts.lighter_train(tmp_path), *flags(folder, *more)],
+        [*call, scripts.lighter_train(tmp_path), *scripts.small_run(folder), *FLAGS, *more],
         stdout=subprocess.PIPE, text=True,
         cwd=scripts.ROOT, env=os.environ | {"TOWERS_TEST": str(tmp_path)},
     )  # fmt: skip
@@ -106,8 +103,8 @@ def test_random_deaths_under_the_launcher_do_not_show(tmp_path):
 @pytest.mark.whole_program
 def test_a_worker_with_other_settings_is_refused_by_name(tmp_path, several):
     folder, two = tmp_path / "run", several()
-    start(two, 0, *flags(folder))
-    start(two, 1, *flags(folder, "--seed=1", "--max_steps=30"))
+    start(two, 0, folder)
+    start(two, 1, folder, "--seed=1", "--max_steps=30")
     for index in range(2):
         code, said = two.ended(index)
         assert code == 1 and said.startswith(two.name(1))
@@ -125,7 +122,7 @@ def test_a_worker_with_other_images_is_refused_by_name(tmp_path, several, split)
         if index:
             (tmp_path / name / split / "ant" / "000.jpg").unlink()
         data = "--dataset=folder", f"--data_dir={tmp_path / name}", "--image_size=32"
-        start(two, index, *flags(tmp_path / "run"), *data)
+        start(two, index, tmp_path / "run", *data)
     for index in range(2):
         code, said = two.ended(index)
         assert code == 1 and f"{two.name(1)} differs from {two.name(0)}" in said
