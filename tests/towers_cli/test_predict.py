@@ -1,6 +1,7 @@
 """`towers-predict`, and the final model that it asks."""
 
 import errno
+import functools
 import os
 
 import keras
@@ -83,18 +84,13 @@ def test_a_program_s_run_of_pictures(tmp_path, capsys):
     layers = keras.layers
     model = keras.Sequential([keras.Input((9, 7, 1)), layers.Flatten(), layers.Dense(2)])
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    run = towers.Run(
-        tmp_path / "run",
-        model,
-        export=lambda model: raw_images.classifier(
-            model, image_shape=(9, 7, 1), class_names=("dark", "bright")
-        ),
-    )
+    names = "dark", "bright"
+    export = functools.partial(raw_images.classifier, image_shape=(9, 7, 1), class_names=names)
+    run = towers.Run(tmp_path / "run", model, export=export)
     run.fit(arrays.batches(pictures, bright), batch_size=8, epochs=2)
     capsys.readouterr()
     Image.fromarray(pictures[0, ..., 0]).save(tmp_path / "a.png")
-    logits = model(pictures[:1])
-    expected = keras.ops.softmax(logits)[0].numpy().max()
+    expected = keras.ops.softmax(model(pictures[:1]))[0].numpy()
     code, out, err = said(capsys, tmp_path / "run", tmp_path / "a.png")
     assert (code, err) == (0, "")
-    assert f"a.png: {('dark', 'bright')[int(np.argmax(logits))]} {expected:.1%}, " in out
+    assert f"a.png: {names[expected.argmax()]} {expected.max():.1%}, " in out
