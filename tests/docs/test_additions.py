@@ -18,8 +18,3 @@ def test_the_sums_of_a_drawing_are_those_of_the_step(num_towers):
     assert set(sums) <= additions.on_towers(num_towers)
     whole = (0, additions.MICROBATCHES)
     assert gradients.add_up(sums, whole, gradients.add_weight_by_weight) == [TOTAL]
-
-
-def test_the_page_s_drawing_is_up_to_date():
-    drawn = additions.DRAWING.read_text(encoding="utf-8")
-    assert drawn == additions.svg(additions.ON_THE_PAGE), "python docs/drawings/pages.py"

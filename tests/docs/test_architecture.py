@@ -1,13 +1,12 @@
 """docs/architecture.md and its drawing against the one step that they tell of."""
 
 import functools
-import importlib
 import importlib.util
 import inspect
 import re
-from typing import NamedTuple
 
 import batch
+import house
 import keras
 import lighter
 import pytest
@@ -18,37 +17,14 @@ from input_pipeline import datasets
 
 PAGE = batch.PAGE.read_text(encoding="utf-8")
 EXAMPLES = "[50000"  # of CIFAR-10; `shapes` has 5,000
-PACKAGES = (
-    "towers",
-    "towers.networks",
-    "towers.multi_worker",
-    "towers.runs",
-    "input_pipeline",
-    "lessons",
-)
+PACKAGES = [room.package for room in reversed(house.ROOMS)]  # the idea comes first
 
 # | [`function`](file) | in | out |
-ROWS = [
-    (name, given, made)
-    for name, given, made in re.findall(
-        r"^\| \[?`([\w.]+)`[^|]* \| ([^|]*)\| ([^|]*)\|$", PAGE, re.M
-    )
-]
-
-
-class Call(NamedTuple):
-    """What a function got and gave: tensors as text such as `float32 [128, 24, 24, 3]`."""
-
-    given: list[str]
-    made: list[str]
+ROWS = re.findall(r"^\| \[?`([\w.]+)`[^|]* \| ([^|]*)\| ([^|]*)\|$", PAGE, re.M)
 
 
 def found(name: str):
-    """The object that a name such as `tower.compute` stands for, with the one that has it.
-
-    Raises:
-      AttributeError, ModuleNotFoundError: there is none.
-    """
+    """The object that a name such as `tower.compute` stands for, with the one that has it."""
     first, *rest = name.split(".")
     owner, thing = None, {"tf": tf, "keras": keras}.get(first)
     if thing is None:
@@ -60,7 +36,7 @@ def found(name: str):
 
 
 def described(value) -> list[str]:
-    """The tensors in a value, in order."""
+    """The tensors in a value, in order, as text such as `float32 [128, 24, 24, 3]`."""
     if isinstance(value, datasets.ImageArrays):
         return described([value.images, value.labels])
     if isinstance(value, tf.data.Dataset):
@@ -88,7 +64,7 @@ SHAPES = {shape for _, *cells in ROWS for cell in cells for shape in stated(cell
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory):
-    """The calls of a step as the page's command makes it, by the function's name.
+    """What functions got and gave in a step as the page's command makes it, by their names.
 
     It is of `shapes`, whose images have the size and the classes of CIFAR-10's.
     """
@@ -98,8 +74,8 @@ def calls(tmp_path_factory):
         @functools.wraps(function)
         def call(*arguments, **options):
             result = function(*arguments, **options)
-            given = described([*arguments, *options.values()])
-            found_calls.setdefault(name, []).append(Call(given, described(result)))
+            given_and_made = described([*arguments, *options.values()]), described(result)
+            found_calls.setdefault(name, []).append(given_and_made)
             return result
 
         return call
@@ -117,40 +93,30 @@ def calls(tmp_path_factory):
     return found_calls
 
 
-def is_among(texts: list[str], those: list[str]) -> bool:
-    return set(texts) <= set(those)
+def test_every_row_of_the_page_is_a_call_of_the_step(calls):
+    for name, *cells in ROWS:
+        given, made = (set(stated(cell.replace(EXAMPLES, "[5000"))) for cell in cells)
+        is_so = [given <= set(got) and made <= set(gave) for got, gave in calls[name]]
+        assert any(is_so), (name, calls[name])
 
 
-class TestTheStep:
-    def test_every_row_of_the_page_is_a_call(self, calls):
-        for name, *cells in ROWS:
-            given, made = (stated(cell.replace(EXAMPLES, "[5000")) for cell in cells)
-            assert any(
-                is_among(given, call.given) and is_among(made, call.made) for call in calls[name]
-            ), (name, calls[name])
-
-    def test_the_page_s_text_has_no_other_shapes(self):
-        assert len(ROWS) == len(re.findall(r"^\| \[?`", PAGE, re.M))  # none was overlooked
-        prose = re.sub(r"```.*?```", "", PAGE, flags=re.S)
-        everywhere = {shape for span in re.findall("`(.*?)`", prose) for shape in stated(span)}
-        assert everywhere == SHAPES
+def test_the_page_s_text_has_no_other_shapes():
+    assert len(ROWS) == len(re.findall(r"^\| \[?`", PAGE, re.M))  # none was overlooked
+    prose = re.sub(r"```.*?```", "", PAGE, flags=re.S)
+    everywhere = {shape for span in re.findall("`(.*?)`", prose) for shape in stated(span)}
+    assert everywhere == SHAPES
 
 
-class TestThePage:
-    def test_code_and_lines_are_those_of_the_source(self):
-        assert batch.refreshed(PAGE) == PAGE, "python docs/drawings/pages.py writes them"
-
-    def test_every_function_it_names_exists(self):
-        prose = re.sub(r"```.*?```|<!--.*?-->", "", PAGE, flags=re.S)
-        named = set(re.findall(r"`([a-zA-Z_]\w*(?:\.\w+)+)`", prose))
-        functions = {name for name in named if not re.search(r"\.(py|json|jsonl|npy)$", name)}
-        assert functions
-        for name in functions:
-            found(name)
+def test_every_function_that_the_page_names_exists():
+    prose = re.sub(r"```.*?```|<!--.*?-->", "", PAGE, flags=re.S)
+    named = set(re.findall(r"`([a-zA-Z_]\w*(?:\.\w+)+)`", prose))
+    functions = {name for name in named if not re.search(r"\.(py|json|jsonl|npy)$", name)}
+    assert functions
+    for name in functions:
+        found(name)
 
 
-def test_the_drawing_is_what_the_script_draws_with_functions_and_shapes_of_the_page():
-    assert batch.DRAWING.read_text(encoding="utf-8") == batch.svg()
+def test_the_drawing_has_functions_and_shapes_of_the_page():
     texts = [arrow.label for arrow in batch.ARROWS] + [box.notes for box in batch.BOXES.values()]
     assert {shape for text in texts for shape in stated(text)} <= SHAPES
     for box in batch.BOXES.values():

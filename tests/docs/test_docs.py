@@ -14,18 +14,10 @@ import house
 import photos
 import pytest
 
-from benchmarks import (
-    bias_gradients,
-    networks,
-    start,
-    step_memory,
-    time_to_accuracy,
-    workers,
-)
+from benchmarks import bias_gradients, networks, start, step_memory, time_to_accuracy, workers
 from benchmarks import input as reading
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "docs" / "results.md"
 
 
 def test_every_pitfall_has_a_test_that_names_it():
@@ -163,7 +155,7 @@ def test_the_results_show_what_was_measured():
         )
     ]
     assert (len(first_epochs), len(of_schedules)) == (8, 9)
-    page = RESULTS.read_text(encoding="utf-8")
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     assert "\n".join(first_epochs) in page and "\n".join(of_schedules) in page
 
 

@@ -17,12 +17,8 @@ def texts(path: Path) -> list[str]:
     found = []
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.JoinedStr):
-            found.append(
-                "".join(
-                    getattr(part, "value", VALUE) if isinstance(part, ast.Constant) else VALUE
-                    for part in node.values
-                )
-            )
+            parts = (p.value if isinstance(p, ast.Constant) else VALUE for p in node.values)
+            found.append("".join(parts))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found.append(node.value)
     return found

@@ -67,9 +67,7 @@ def submitted(tmp_path):
 
 
 class TestSlurm:
-    def test_every_task_is_told_who_all_are_and_keeps_its_arguments(
-        self, submitted, tmp_path, monkeypatch
-    ):
+    def test_every_task_knows_all_and_keeps_its_arguments(self, submitted, tmp_path, monkeypatch):
         program = f"""
 import json, os, sys
 said = json.dumps([os.environ["TF_CONFIG"], *sys.argv[1:]])
@@ -112,30 +110,22 @@ def manifest(name: str) -> dict:
     return yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
 
 
-def read_with(api, document: dict, of_type: str) -> dict:
-    """What is left of a document by a client of Kubernetes; its fields have their types."""
-    answer = SimpleNamespace(data=json.dumps(document))
-    return api.sanitize_for_serialization(api.deserialize(answer, of_type))
-
-
-@pytest.mark.parametrize("name", ["jobset", "tfjob", "networkpolicy"])
-def test_a_manifest_has_the_form_of_its_types(name):
-    """What they do not know would be left out."""
-    document = manifest(name)
+def test_manifests_have_the_form_of_their_types():
+    """What a client of theirs does not know would be left out."""
     # Not above: every process of the tests reads this file, and this takes 2 s of a core.
-    if name == "jobset":
-        from kubeflow_trainer_api import models
+    import kubeflow.training
+    import kubernetes
+    from kubeflow_trainer_api import models
 
-        found = models.JobsetV1alpha2JobSet.from_dict(document).to_dict()
-    elif name == "tfjob":
-        from kubeflow.training import ApiClient
-
-        found = read_with(ApiClient(), document, "KubeflowOrgV1TFJob")
-    else:
-        from kubernetes import client
-
-        found = read_with(client.ApiClient(), document, "V1NetworkPolicy")
-    assert found == document
+    jobset = manifest("jobset")
+    assert models.JobsetV1alpha2JobSet.from_dict(jobset).to_dict() == jobset
+    for name, api, of_type in (
+        ("tfjob", kubeflow.training.ApiClient(), "KubeflowOrgV1TFJob"),
+        ("networkpolicy", kubernetes.client.ApiClient(), "V1NetworkPolicy"),
+    ):
+        answer = SimpleNamespace(data=json.dumps(manifest(name)))
+        found = api.sanitize_for_serialization(api.deserialize(answer, of_type))
+        assert found == manifest(name), name
 
 
 def test_every_pod_of_a_jobset_is_a_worker_that_the_others_know(monkeypatch):

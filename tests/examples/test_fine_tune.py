@@ -9,9 +9,11 @@ import scripts
 SIZE = 32
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A network as Keras makes it, which scales raw pixels itself, and the file of its weights."""
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A network as Keras makes it, which scales raw pixels itself; its weights are downloaded."""
+    from keras.src.applications import mobilenet_v3
+
     keras.utils.set_random_seed(5)
     network = keras.applications.MobileNetV3Small(
         (SIZE, SIZE, 3), include_top=False, weights=None, pooling="avg"
@@ -20,16 +22,10 @@ def made(tmp_path_factory):
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.momentum = 0.0
     network(np.random.default_rng(1).integers(0, 256, (64, SIZE, SIZE, 3)), training=True)
-    path = tmp_path_factory.mktemp("weights") / "imagenet.weights.h5"
+    path = str(tmp_path / "imagenet.weights.h5")
     network.save_weights(path)
-    return network, path
-
-
-@pytest.fixture(autouse=True)
-def downloaded(made, monkeypatch):
-    from keras.src.applications import mobilenet_v3
-
-    monkeypatch.setattr(mobilenet_v3.file_utils, "get_file", lambda *_, **__: str(made[1]))
+    monkeypatch.setattr(mobilenet_v3.file_utils, "get_file", lambda *_, **__: path)
+    return network
 
 
 @pytest.mark.long
@@ -45,7 +41,7 @@ def test_is_one_command(made, tmp_path):
     assert done.returncode == 0, done.stderr
     trained = keras.saving.load_model(tmp_path / "run" / "final_model.keras")
     layers = {layer.name: layer for layer in trained._flatten_layers() if layer.weights}
-    for layer in made[0].layers:
+    for layer in made.layers:
         if isinstance(layer, (keras.layers.Conv2D, keras.layers.DepthwiseConv2D)):
             near = zip(layers[layer.name].get_weights(), layer.get_weights(), strict=True)
             for mine, expected in near:  # one small step from where they were

@@ -27,12 +27,8 @@ def build(folder, repository):
     script = (ROOT / "docs/notebooks/losses.py").read_text("utf-8")
     (folder / "notebooks/losses.py").write_text(script.replace("](../", "](https://example.org/"))
     call = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", folder, folder / "made"]
-    return subprocess.run(
-        call,
-        env={"PATH": "/usr/bin:/bin", "TOWERS_REPOSITORY": repository},
-        capture_output=True,
-        text=True,
-    )
+    environment = {"PATH": "/usr/bin:/bin", "TOWERS_REPOSITORY": repository}
+    return subprocess.run(call, env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("repository", ["https://github.com/owner/a.name", ""])

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.site
 
 SITE = pathlib.Path(__file__).parents[2] / "build/site"
 WIDTHS = {"phone": 390, "desk": 1280}
-HEIGHT = 900
 SCHEMES = ("light", "dark")
 
 MISPLACED = (pathlib.Path(__file__).parent / "misplaced.js").read_text("utf-8")
@@ -28,14 +27,12 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def site():
-    """The folder of the site."""
     assert (SITE / "index.html").exists(), "the site is not built; `make docs` builds it"
     return SITE
 
 
 @pytest.fixture(scope="module")
 def address(site):
-    """Where the site is served."""
     handler = functools.partial(_Quiet, directory=site)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -64,10 +61,9 @@ def pages_of(folder: pathlib.Path) -> list[str]:
 
 def unlike_pages(folder: pathlib.Path) -> list[str]:
     """All pages, but of those that show a file, which are made alike, only a few."""
-    shown = ("code/towers/step.py.html", "code/towers/multi_worker/collectives.py.html")
-    listing = "code/docs/measurements.html"
-    pages = [page for page in pages_of(folder) if not page.startswith("code/")]
-    return [*pages, *shown, listing]
+    few = "towers/step.py.html", "towers/multi_worker/collectives.py.html", "docs/measurements.html"
+    own = [page for page in pages_of(folder) if not page.startswith("code/")]
+    return own + [f"code/{page}" for page in few]
 
 
 def fail_with(faults: list[str]) -> None:
@@ -92,7 +88,7 @@ def opened(browser, address):
     contexts = []
 
     def open_page(page, width=WIDTHS["desk"], scheme="light", **options):
-        size = {"width": width, "height": HEIGHT}
+        size = {"width": width, "height": 900}
         contexts.append(browser.new_context(viewport=size, color_scheme=scheme, **options))
         tab = contexts[-1].new_page()
         tab.set_default_timeout(10_000)

@@ -21,10 +21,7 @@ HEAVY = {"tensorflow", "keras", "numpy", "towers", "input_pipeline", "tensorflow
 
 @pytest.mark.parametrize(
     ("command", "flag", "code"),
-    [
-        *((command, "--help", 0) for command in COMMANDS),
-        ("towers-train", "--momentum=2", 2),
-    ],
+    [*((command, "--help", 0) for command in COMMANDS), ("towers-train", "--momentum=2", 2)],
 )
 def test_what_needs_no_tensorflow_does_not_wait_for_it(command, flag, code, tmp_path):
     """It goes to stdout, but for an error, which names the command as it was called."""

@@ -15,20 +15,17 @@ import tiny_photos
 from towers.runs import checkpoints, run_folder
 from towers_cli import checkpoint_evaluator, settings
 
-WAY = ["checkpoint", "split", "data_sha256", "test_time_flip"]
 FOUND = ["accuracy", "top5_accuracy", "cross_entropy"]
-KEYS = ["step", "epoch", *WAY, "count", *FOUND]
+KEYS = ["step", "epoch", "checkpoint", "split", "data_sha256", "test_time_flip", "count", *FOUND]
 
 TRAINING = (
     "--model=fastnet",  # of the lighter networks the one that learns something in so few steps
     "--max_steps=40",
     "--checkpoint_every_steps=20",
-    "--log_every_steps=20",
     "--num_towers=2",
     "--learning_rate=0.02",
     "--momentum=0.9",
     "--moving_average_decay=0.5",
-    "--summary_every_steps=0",
 )
 
 
@@ -36,16 +33,6 @@ TRAINING = (
 def folder(run_of):
     """A finished run with checkpoints at steps 20 and 40."""
     return run_of(*TRAINING)
-
-
-@pytest.fixture
-def unfinished(folder):
-    """The same run as it is while its training has not finished."""
-    summary = folder / "final_model.json"
-    content = summary.read_text()
-    summary.unlink()
-    yield folder
-    summary.write_text(content)
 
 
 def evaluate(folder, *flags) -> tuple[subprocess.CompletedProcess, list[dict]]:
@@ -154,13 +141,6 @@ def test_a_checkpoint_that_is_missing_is_named_beside_those_that_are_there(folde
     assert re.fullmatch(r"eval.py: error: checkpoint=30: .* 20, 40\n", done.stderr)
 
 
-def test_a_newest_checkpoint_that_is_damaged_is_named(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "run")
-    (tmp_path / "run" / "checkpoints" / "step-40" / "state.index").write_bytes(b"")
-    done, lines = evaluate(tmp_path / "run")
-    assert (done.returncode, lines) == (1, []) and "step-40 cannot be restored" in done.stderr
-
-
 def test_a_run_that_is_removed_or_replaced_meanwhile_is_not_evaluated(folder, run_of, tmp_path):
     chosen = settings.EvalSettings(train_dir=str(tmp_path / "run"), run_once=False)
     shutil.copytree(folder, tmp_path / "run")
@@ -195,22 +175,19 @@ class TestFollowing:
         own = scripts.final_summary(folder)["val_accuracy"]
         assert lines[-1]["accuracy"] == pytest.approx(own, abs=1e-6)
 
-    def test_ends_at_once_where_the_training_has_finished(self, folder):
+    def test_evaluates_what_was_not_and_ends_where_the_training_has_finished(self, folder):
         (folder / "eval.jsonl").unlink(missing_ok=True)
+        evaluate(folder)
         done, lines = evaluate(folder, *self.FLAGS)
         assert done.returncode == 0
-        assert [line["step"] for line in lines] == [20, 40]
+        assert [line["step"] for line in lines] == [20]  # older than the one before
         assert done.stdout.splitlines()[-1] == "the training has finished"
         again, lines = evaluate(folder, *self.FLAGS)
         assert (again.stdout, lines) == ("the training has finished\n", [])  # once is enough
 
-    def test_evaluates_a_checkpoint_older_than_one_that_was_evaluated_before(self, folder):
-        (folder / "eval.jsonl").unlink(missing_ok=True)
-        evaluate(folder)
-        _, lines = evaluate(folder, *self.FLAGS)
-        assert [line["step"] for line in lines] == [20]
-
-    def test_stops_when_asked(self, unfinished):
+    def test_stops_when_asked(self, folder, tmp_path):
+        unfinished = shutil.copytree(folder, tmp_path / "run")
+        (unfinished / "final_model.json").unlink()
         (unfinished / "eval.jsonl").unlink(missing_ok=True)
         process = scripts.start("eval", f"--train_dir={unfinished}", *self.FLAGS)
         scripts.wait_for_line(process, "step 40, ")
@@ -222,20 +199,11 @@ class TestFollowing:
         assert [line["step"] for line in lines] == [20, 40]
 
 
-# `--eval_split`: a run evaluates the split of that name, and all that it says names it.
-
-PHOTOS = (
-    "--dataset=tiny_photos",
-    "--global_batch_size=8",
-    "--microbatch_size=8",
-    "--max_steps=2",
-    "--summary_every_steps=0",
-)
-
-
 def test_every_report_has_the_name_of_the_evaluated_split(tmp_path):
     tiny_photos.prepare(tmp_path / "data", ("train", "validation", "extra"), size=(32, 32))
-    flags, run = [*PHOTOS, f"--data_dir={tmp_path / 'data'}"], tmp_path / "run"
+    flags = ["--dataset=tiny_photos", "--global_batch_size=8", "--microbatch_size=8"]
+    flags += [f"--data_dir={tmp_path / 'data'}", "--max_steps=2", "--summary_every_steps=0"]
+    run = tmp_path / "run"
     done = scripts.trained(run, *flags, "--eval_split=validation")
     assert "25 train, 25 validation, 3 classes" in done.stdout
     assert "validation at step 2: accuracy" in done.stdout

@@ -21,7 +21,6 @@ done = towers.Run("run", model).fit(arrays.batches(x, x[:, :1]), batch_size=16, 
 print(done.step, towers.__file__)
 """
 
-
 PACKAGES = ("towers", "towers_cli", "input_pipeline")
 
 

@@ -1,6 +1,7 @@
 """`towers-predict`, and the final model that it asks."""
 
 import errno
+import functools
 import os
 
 import keras
@@ -15,44 +16,30 @@ from towers_cli import predict
 
 
 @pytest.fixture(scope="module")
-def test_images():
-    return datasets.load("shapes", None, "test")
-
-
-@pytest.fixture(scope="module")
 def trained(run_of):
     return run_of("--momentum=0.9", "--max_steps=9", "--moving_average_decay=0.9")
 
 
-@pytest.fixture(scope="module")
-def of_raw(trained, test_images):
-    """What the final model says of the test images: names, probabilities."""
-    model = keras.saving.load_model(trained / "final_model.keras")
-    found = model.predict(test_images.images, verbose=0)
-    return [name.decode() for name in found["class_name"]], found["probabilities"]
-
-
 def said(capsys, *arguments):
     code = predict.main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+    return code, *capsys.readouterr()
 
 
-def test_the_best_three_classes_of_each_picture(trained, test_images, of_raw, tmp_path, capsys):
-    names, probabilities = of_raw
+def test_the_best_three_classes_of_each_picture(trained, tmp_path, capsys):
+    """As the final model has them."""
+    shapes = datasets.load("shapes", None, "test")
+    images = shapes.images[:5]
+    found = keras.saving.load_model(trained / "final_model.keras").predict(images, verbose=0)
     paths = [tmp_path / f"{place}.png" for place in range(5)]
-    for path, image in zip(paths, test_images.images, strict=False):
+    for path, image in zip(paths, images, strict=True):
         Image.fromarray(image).save(path)
     code, out, err = said(capsys, trained, *paths)
     assert (code, err) == (0, "")
-    for place, line in enumerate(out.splitlines()):
-        best = np.argsort(-probabilities[place])[:3]
-        expected = ", ".join(
-            f"{test_images.class_names[k]} {probabilities[place][k]:.1%}" for k in best
-        )
-        assert line == f"{paths[place]}: {expected}"
-        assert expected.startswith(names[place])
-    assert len(out.splitlines()) == 5
+    expected = zip(paths, found["class_name"], found["probabilities"], strict=True)
+    for line, (path, name, shares) in zip(out.splitlines(), expected, strict=True):
+        best = [f"{shapes.class_names[k]} {shares[k]:.1%}" for k in np.argsort(-shares)[:3]]
+        assert line == f"{path}: {', '.join(best)}"
+        assert best[0].startswith(name.decode())
 
 
 def test_a_picture_that_cannot_be_read_does_not_stop_the_others(trained, tmp_path, capsys):
@@ -94,24 +81,16 @@ def test_a_program_s_run_of_pictures(tmp_path, capsys):
     rng = np.random.default_rng(0)
     pictures = rng.integers(256, size=(24, 9, 7, 1), dtype=np.uint8)
     bright = (pictures.mean(axis=(1, 2, 3)) > 127).astype(np.int32)
-    model = toys.on_cpu(
-        lambda: keras.Sequential(
-            [keras.Input((9, 7, 1)), keras.layers.Flatten(), keras.layers.Dense(2)]
-        )
-    )
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((9, 7, 1)), layers.Flatten(), layers.Dense(2)])
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    run = towers.Run(
-        tmp_path / "run",
-        model,
-        export=lambda model: raw_images.classifier(
-            model, image_shape=(9, 7, 1), class_names=("dark", "bright")
-        ),
-    )
+    names = "dark", "bright"
+    export = functools.partial(raw_images.classifier, image_shape=(9, 7, 1), class_names=names)
+    run = towers.Run(tmp_path / "run", model, export=export)
     run.fit(arrays.batches(pictures, bright), batch_size=8, epochs=2)
     capsys.readouterr()
     Image.fromarray(pictures[0, ..., 0]).save(tmp_path / "a.png")
-    logits = model(pictures[:1])
-    expected = keras.ops.softmax(logits)[0].numpy().max()
+    expected = keras.ops.softmax(model(pictures[:1]))[0].numpy()
     code, out, err = said(capsys, tmp_path / "run", tmp_path / "a.png")
     assert (code, err) == (0, "")
-    assert f"a.png: {('dark', 'bright')[int(np.argmax(logits))]} {expected:.1%}, " in out
+    assert f"a.png: {names[expected.argmax()]} {expected.max():.1%}, " in out

@@ -1,6 +1,7 @@
 """The start table: what a run says of itself. A whole one is in test_train_command.py."""
 
 import dataclasses
+import functools
 
 import pytest
 import scripts
@@ -8,12 +9,14 @@ import scripts
 from towers import schedules
 from towers_cli import resolve, run_config
 
-OF_SCHEDULE = {
-    "exponential": {"epochs_per_decay": 2.0, "decay_factor": 0.5},
-    "piecewise": {"decay_factor": 0.5, "decay_epochs": (1.0, 3.0)},
-    "cosine": {"total_epochs": 4.0},
-    "linear": {"total_epochs": 4.0},
-    "constant": {},
+RATE = functools.partial(schedules.LearningRate, initial=1.0, examples_per_epoch=1000)
+RATES = {
+    "exponential": RATE("exponential", epochs_per_decay=2.0, decay_factor=0.5),
+    "piecewise": RATE("piecewise", decay_factor=0.5, decay_epochs=(1.0, 3.0)),
+    "cosine": RATE("cosine", total_epochs=4.0),
+    "linear": RATE("linear", total_epochs=4.0),
+    "constant": RATE("constant"),
+    "warm-up": RATE("constant", warmup_epochs=1.0),
 }
 
 
@@ -34,7 +37,7 @@ def test_the_flags_of_the_rate_make_the_schedule():
     assert rates == pytest.approx([0.0, 0.4, 0.8, 0.4, 0.2])
 
 
-def table(*flags, device="/CPU:0", workers=1, schedule="constant", last_step=9, **of_rate) -> str:
+def table(*flags, device="/CPU:0", workers=1, rate="constant", last_step=9) -> str:
     """That of a run of 1,000 images in batches of 24."""
     chosen = scripts.settings_of("--global_batch_size=24", "--microbatch_size=6", *flags)
     chosen = dataclasses.asdict(resolve.resolved(chosen, 0, 1))
@@ -46,13 +49,12 @@ def table(*flags, device="/CPU:0", workers=1, schedule="constant", last_step=9, 
         "data_source": "drawn",
     }
     config = {"settings": chosen, "resolved": derived}
-    rate = schedules.LearningRate(schedule, 1.0, 1000, **OF_SCHEDULE[schedule] | of_rate)
-    return run_config.start_table(config, [device], [1] * workers, 250_000, rate, 100)
+    return run_config.start_table(config, [device], [1] * workers, 250_000, RATES[rate], 100)
 
 
 @pytest.mark.pitfall(4)
 @pytest.mark.parametrize(
-    "schedule, last_step, warns",
+    "rate, last_step, warns",
     [
         ("exponential", 84, True),  # it begins at epoch 1.992, and the rate decays at 2
         ("exponential", 85, False),
@@ -61,15 +63,12 @@ def table(*flags, device="/CPU:0", workers=1, schedule="constant", last_step=9, 
         ("cosine", 167, False),
         ("linear", 100, True),
         ("constant", 9, False),
+        ("warm-up", 41, True),
+        ("warm-up", 42, False),
     ],
 )
-def test_warns_of_a_rate_that_does_not_fall_as_it_was_to(schedule, last_step, warns):
-    assert ("WARNING" in table(schedule=schedule, last_step=last_step)) == warns
-
-
-@pytest.mark.parametrize("last_step", [41, 42])
-def test_warns_of_a_run_that_ends_within_its_warm_up(last_step):
-    assert ("WARNING" in table(warmup_epochs=1.0, last_step=last_step)) == (last_step == 41)
+def test_warns_of_a_rate_that_does_not_change_as_it_was_to(rate, last_step, warns):
+    assert ("WARNING" in table(rate=rate, last_step=last_step)) == warns
 
 
 @pytest.mark.parametrize(

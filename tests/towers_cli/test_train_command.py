@@ -24,7 +24,6 @@ TRAINING_KEYS = {
 }
 NUM_TRAIN = 5000  # of `shapes`
 
-
 WHOLE_RUN = (
     "--num_towers=2",
     "--microbatch_size=6",
@@ -133,12 +132,7 @@ class TestARun:
         assert scripts.contents(copied) == before
 
 
-STOPPED = (
-    "--checkpoint_every_steps=2",
-    "--momentum=0.9",
-    "--moving_average_decay=0.9",
-    "--summary_every_steps=0",
-)
+STOPPED = ("--checkpoint_every_steps=2", "--momentum=0.9", "--moving_average_decay=0.9")
 
 
 @pytest.mark.whole_program
@@ -169,29 +163,41 @@ def test_goes_on_after_signals(tmp_path):
     scripts.assert_same_run(moved, tmp_path / "in_one_go")
 
 
-@pytest.mark.parametrize(("schedule", "refused"), [("exponential", False), ("cosine", True)])
-def test_the_end_moves_unless_the_rate_depends_on_it(tmp_path, schedule, refused):
-    flags = ["--max_steps=100", "--summary_every_steps=0", f"--learning_rate_schedule={schedule}"]
-    scripts.train(tmp_path, *flags, "--train_epochs=0.0096")
-    assert scripts.final_summary(tmp_path)["step"] == 2
-    before = scripts.contents(tmp_path)
-    done = scripts.train(tmp_path, *flags, "--train_epochs=0.0192")
-    if refused:
-        assert done.returncode == 1
-        assert "--train_epochs=0.0192 (the run has 0.0096)" in done.stderr
-        assert scripts.contents(tmp_path) == before
-    else:
-        assert scripts.final_summary(tmp_path)["step"] == 4
-        assert [line["step"] for line in scripts.evaluation_lines(tmp_path)] == [2, 4]
+def test_the_end_moves_where_the_rate_does_not_depend_on_it(tmp_path):
+    for epochs, step in ((0.0096, 2), (0.0192, 4)):
+        scripts.trained(tmp_path, "--max_steps=100", f"--train_epochs={epochs}")
+        assert scripts.final_summary(tmp_path)["step"] == step
+    assert [line["step"] for line in scripts.evaluation_lines(tmp_path)] == [2, 4]
 
 
 @pytest.fixture
 def short_run(run_of):
-    return run_of("--max_steps=1", "--momentum=0.9", "--summary_every_steps=0")
+    return run_of("--max_steps=1", "--momentum=0.9")
+
+
+@pytest.mark.whole_program
+def test_a_dry_run_leaves_a_new_home_folder_empty(command, tmp_path):
+    """As a user whose home folder it is; the run's folder would be there, too."""
+    home = tmp_path / "home"
+    home.mkdir()
+    kept = {k: v for k, v in os.environ.items() if k != "TFDS_DATA_DIR"}
+    places = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "XDG_CONFIG_HOME": ""}
+    # What the libraries write when they are first imported is theirs.
+    places |= {name: str(tmp_path / name) for name in ("KERAS_HOME", "MPLCONFIGDIR")}
+    done = command("train.py", "--dry_run", "--recipe=shapes", env=kept | places, cwd=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "5,000 train, 1,000 test" in done.stdout and "cosine, 0.02 to 0 at" in done.stdout
+    assert not list(home.iterdir())
+
+
+def test_a_dry_run_of_one_that_would_go_on_changes_nothing(short_run):
+    before = scripts.contents(short_run)
+    scripts.trained(short_run, "--max_steps=9", "--momentum=0.9", "--dry_run")
+    assert scripts.contents(short_run) == before
 
 
 class TestAnotherRun:
-    SAME = ("--max_steps=9", "--momentum=0.9", "--summary_every_steps=0")
+    SAME = ("--max_steps=9", "--momentum=0.9")
 
     @pytest.mark.pitfall(11)
     @pytest.mark.parametrize(
@@ -227,8 +233,8 @@ class TestAnotherRun:
 def test_a_final_model_that_is_damaged_is_exported_again(tmp_path, short_run, damaged):
     folder = shutil.copytree(short_run, tmp_path / "run")
     whole = scripts.final_summary(folder)
-    same = ["--max_steps=1", "--momentum=0.9", "--summary_every_steps=0"]
     os.truncate(folder / damaged, 100)
-    assert "finished already" not in scripts.trained(folder, *same).stdout
+    done = scripts.trained(folder, "--max_steps=1", "--momentum=0.9")
+    assert "finished already" not in done.stdout
     assert scripts.final_summary(folder) == whole
     keras.saving.load_model(folder / "final_model.keras")

@@ -19,7 +19,6 @@ from towers_cli import launch
 STOPS_WITHIN_SECONDS = 25  # as docs/workers.md says
 DEATHS = int(os.environ.get("TOWERS_TEST_DEATHS", 5))
 
-
 FLAGS = (  # 40 steps in four microbatches
     "--global_batch_size=32",
     "--microbatch_size=8",
@@ -31,38 +30,20 @@ FLAGS = (  # 40 steps in four microbatches
 )
 
 
-def flags(folder, *more: str) -> list[str]:
-    return [*scripts.small_run(folder), *FLAGS, *more]
-
-
-def start(workers, index: int, *arguments: str):
+def start(workers, index: int, folder, *more: str):
     """Starts train.py as a worker of `several`."""
-    return workers.start(index, scripts.ROOT / "train.py", *arguments)
-
-
-def launcher(tmp_path, *arguments: str) -> subprocess.Popen:
-    """Starts the launcher with train.py, as lightly as the tests run it."""
-    script = scripts.lighter_train(tmp_path)
-    split = next(n for n, argument in enumerate(arguments) if argument.startswith("--train_dir"))
-    own, of_script = arguments[:split], arguments[split:]
-    return subprocess.Popen(
-        [sys.executable, "-m", "towers_cli.launch", *own, "--", script, *of_script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=scripts.ROOT,
-        env=os.environ | {"TOWERS_TEST": str(tmp_path)},
-    )
+    script = scripts.ROOT / "train.py"
+    return workers.start(index, script, *scripts.small_run(folder), *FLAGS, *more)
 
 
 @pytest.mark.whole_program
 def test_killed_stopped_and_continued_by_other_numbers_of_workers(tmp_path, run_of, several):
     folder, elsewhere = tmp_path / "run", tmp_path / "nothing"
-    assert scripts.run("train", *flags(folder, "--max_steps=10")).returncode == 0
+    scripts.trained(folder, *FLAGS, "--max_steps=10")
     two = several()
-    chief = start(two, 0, *flags(folder))
+    chief = start(two, 0, folder)
     time.sleep(1)  # a worker that starts late is waited for
-    other = start(two, 1, *flags(elsewhere))
+    other = start(two, 1, elsewhere)
     assert scripts.wait_for_line(chief, "continuing at step 10")
     scripts.wait_for_line(chief, "step 15/40")
     other.kill()
@@ -74,7 +55,7 @@ def test_killed_stopped_and_continued_by_other_numbers_of_workers(tmp_path, run_
     assert two.seconds() < STOPS_WITHIN_SECONDS
 
     again = several()
-    chief, other = start(again, 0, *flags(folder)), start(again, 1, *flags(elsewhere))
+    chief, other = start(again, 0, folder), start(again, 1, elsewhere)
     assert scripts.wait_for_line(chief, f"continuing at step {saved}")
     scripts.wait_for_line(chief, "step 20/40")
     other.send_signal(signal.SIGTERM)  # one worker is asked, and all stop after the same step
@@ -82,7 +63,7 @@ def test_killed_stopped_and_continued_by_other_numbers_of_workers(tmp_path, run_
     assert [again.ended(index) for index in range(2)] == [(143, "")] * 2
     assert f" {scripts.checkpoint_steps(folder)[-1]}," in stopped
 
-    assert scripts.run("train", *flags(folder)).returncode == 0
+    scripts.trained(folder, *FLAGS)
     alone = run_of(*FLAGS)
     scripts.assert_same_run(folder, alone)
     hashes = [line for line in scripts.hash_lines(folder) if line["step"] != 10]  # a run's end
@@ -96,10 +77,14 @@ def test_random_deaths_under_the_launcher_do_not_show(tmp_path):
     """Three workers, killed while they start and train; docs/workers.md has more deaths."""
     more = "--max_steps=120", "--checkpoint_every_steps=20", "--log_every_steps=1"
     alone, folder = tmp_path / "alone", tmp_path / "run"
-    assert scripts.run("train", *flags(alone, *more)).returncode == 0
-    arguments = "--workers=3", f"--restarts={DEATHS}", *flags(folder, *more)
-    process, drawn, deaths = launcher(tmp_path, *arguments), random.Random(58), 0
-    is_due = False
+    scripts.trained(alone, *FLAGS, *more)
+    call = [sys.executable, "-m", "towers_cli.launch", "--workers=3", f"--restarts={DEATHS}", "--"]
+    process = subprocess.Popen(
+        [*call, scripts.lighter_train(tmp_path), *scripts.small_run(folder), *FLAGS, *more],
+        stdout=subprocess.PIPE, text=True,
+        cwd=scripts.ROOT, env=os.environ | {"TOWERS_TEST": str(tmp_path)},
+    )  # fmt: skip
+    drawn, deaths, is_due = random.Random(58), 0, False
     for line in process.stdout:
         if deaths == DEATHS or not line.startswith(("[0] step", "[launcher]")):
             continue
@@ -118,8 +103,8 @@ def test_random_deaths_under_the_launcher_do_not_show(tmp_path):
 @pytest.mark.whole_program
 def test_a_worker_with_other_settings_is_refused_by_name(tmp_path, several):
     folder, two = tmp_path / "run", several()
-    start(two, 0, *flags(folder))
-    start(two, 1, *flags(folder, "--seed=1", "--max_steps=30"))
+    start(two, 0, folder)
+    start(two, 1, folder, "--seed=1", "--max_steps=30")
     for index in range(2):
         code, said = two.ended(index)
         assert code == 1 and said.startswith(two.name(1))
@@ -137,7 +122,7 @@ def test_a_worker_with_other_images_is_refused_by_name(tmp_path, several, split)
         if index:
             (tmp_path / name / split / "ant" / "000.jpg").unlink()
         data = "--dataset=folder", f"--data_dir={tmp_path / name}", "--image_size=32"
-        start(two, index, *flags(tmp_path / "run"), *data)
+        start(two, index, tmp_path / "run", *data)
     for index in range(2):
         code, said = two.ended(index)
         assert code == 1 and f"{two.name(1)} differs from {two.name(0)}" in said
