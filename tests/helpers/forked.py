@@ -28,6 +28,7 @@ with command_line.without_notices():  # of TensorFlow's, which a fork does not p
     import lighter
 
 HELPERS = Path(__file__).parent
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     [
@@ -121,8 +122,7 @@ def _run_as_main(arguments: Sequence[str], cwd: str) -> None:
 
 def run(arguments: Sequence[str], timeout: float, **options) -> subprocess.CompletedProcess:
     """`subprocess.run` of a fork; its output is text."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with Popen(arguments, **pipes | options) as process:
+    with Popen(arguments, **PIPES | options) as process:
         try:
             stdout, stderr = process.communicate(timeout=timeout)
         except BaseException:

@@ -11,7 +11,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import forked
@@ -25,8 +24,6 @@ from towers_cli import train as train_command
 from tensorflow.python.framework import config, ops  # isort: skip
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
 COMMANDS = {
     "train": (train_command, settings.TrainSettings),
     "eval": (evaluate_command, settings.EvalSettings),
@@ -38,26 +35,19 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess:
     command, record = COMMANDS[name]
     call = [f"{name}.py", *arguments]
     stdout, stderr = io.StringIO(), io.StringIO()
+    was_deterministic = config.is_op_determinism_enabled()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         try:
-            with lighter.runs(), deterministic_as_before():
+            with lighter.runs():
                 code = command_line.run(record, command.__doc__, command.main, call)
         except SystemExit as ended:
             code = ended.code
+        finally:
+            if not was_deterministic:  # else a later run here would have other bits
+                config.disable_op_determinism()
     done = subprocess.CompletedProcess(call, code, stdout.getvalue(), stderr.getvalue())
     assert code not in (1, 2) or re.fullmatch(rf"{name}\.py: error: .+\n", done.stderr), done
     return done
-
-
-@contextlib.contextmanager
-def deterministic_as_before() -> Iterator[None]:
-    """Turns off what --deterministic has turned on: a later run here would have other bits."""
-    before = config.is_op_determinism_enabled()
-    try:
-        yield
-    finally:
-        if not before:
-            config.disable_op_determinism()
 
 
 def let_graphs_go() -> None:
@@ -123,12 +113,7 @@ def settings_of(*arguments: str) -> settings.TrainSettings:
 
 def start(name: str, *arguments: str) -> subprocess.Popen:
     """Starts a script as a process that a test sends signals to (forked.py)."""
-    return forked.Popen(
-        [sys.executable, str(ROOT / f"{name}.py"), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return forked.Popen([sys.executable, str(ROOT / f"{name}.py"), *arguments], **forked.PIPES)
 
 
 def wait_for_line(process: subprocess.Popen, start_of_line: str) -> str:

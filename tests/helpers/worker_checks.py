@@ -64,20 +64,13 @@ def train(workers, model, num_towers=1, steps=STEPS, batch=BATCH, **arguments) -
 
 def embedding():
     """A model with sparse gradients: of the rows of a table that a batch looks up."""
-    return toys.on_cpu(
-        lambda: keras.Sequential(
-            [
-                keras.Input([6], dtype="int32"),
-                keras.layers.Embedding(9, 4, embeddings_initializer=keras.initializers.Ones()),
-                keras.layers.Flatten(),
-                keras.layers.Dense(toys.CLASSES, kernel_initializer=_initial(2)),
-            ]
-        )
-    )
-
-
-def _initial(seed):
-    return keras.initializers.GlorotUniform(seed=seed)
+    initial = keras.initializers.GlorotUniform(seed=2)
+    layers = [
+        keras.layers.Embedding(9, 4, embeddings_initializer="ones"),
+        keras.layers.Flatten(),
+        keras.layers.Dense(toys.CLASSES, kernel_initializer=initial),
+    ]
+    return toys.on_cpu(lambda: keras.Sequential([keras.Input([6], dtype="int32"), *layers]))
 
 
 def drawing():
