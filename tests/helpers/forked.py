@@ -61,7 +61,7 @@ class Popen(subprocess.Popen):
         variables = dict(os.environ if env is None else env)
         streams = [connection.Connection(os.dup(stream)) for stream in std]  # which are handed over
         self._process = SERVER.Process(
-            target=_become, args=(*call, variables, lighter.made_lighter(), streams)
+            target=_become, args=(*call, variables, lighter.made_lighter, streams)
         )
         path = os.pathsep.join([str(HELPERS.parents[1]), str(HELPERS)])
         with mock.patch.dict(os.environ, PYTHONPATH=path):  # of the server, which this may start

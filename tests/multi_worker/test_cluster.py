@@ -38,14 +38,16 @@ def found(monkeypatch):
     return read
 
 
-def test_tf_config_of_workers(found):
-    text = tf_config({"worker": ["a:1", "b:1", "c:1"]}, index=2)
-    assert found(text) == cluster.Cluster(("a:1", "b:1", "c:1"), 2)
-
-
-@pytest.mark.parametrize(("kind", "index", "expected"), [("chief", 0, 0), ("worker", 1, 2)])
-def test_a_chief_comes_before_the_workers(kind, index, expected, found):
-    text = tf_config({"worker": ["b:1", "c:1"], "chief": ["a:1"]}, kind, index)
+@pytest.mark.parametrize(
+    ("jobs", "kind", "index", "expected"),
+    [
+        ({"worker": ["a:1", "b:1", "c:1"]}, "worker", 2, 2),
+        ({"worker": ["b:1", "c:1"], "chief": ["a:1"]}, "chief", 0, 0),
+        ({"worker": ["b:1", "c:1"], "chief": ["a:1"]}, "worker", 1, 2),
+    ],
+)
+def test_a_chief_comes_before_the_workers(jobs, kind, index, expected, found):
+    text = tf_config(jobs, kind, index)
     assert found(text) == cluster.Cluster(("a:1", "b:1", "c:1"), expected)
 
 
