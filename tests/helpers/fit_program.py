@@ -64,16 +64,14 @@ def main(wanted: dict) -> dict:
     with multi_worker.meet(wait_seconds=60) as workers:
         x, y = data()
         trained = towers.distribute(model(), tower_devices, microbatch_size=16, workers=workers)
+        kill_at = wanted.get("kill_at", 0) if wanted.get("worker", 0) == workers.index else 0
         callbacks = [
             run_callbacks.MovingAverages(trained, 0.9),
             run_callbacks.LearningRate(schedules.LearningRate("cosine", 0.02, 200, total_epochs=6)),
             run_callbacks.Log(5),
             run_callbacks.Verify(4),
             keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True),
-            At(
-                wanted.get("kill_at", 0) if wanted.get("worker", 0) == workers.index else 0,
-                lambda: os.kill(os.getpid(), getattr(signal, wanted.get("signal", "SIGKILL"))),
-            ),
+            At(kill_at, lambda: os.kill(os.getpid(), signal.SIGKILL)),
         ]
         run = towers.Run(wanted["folder"], trained)
         done = run.fit(

@@ -5,6 +5,7 @@ fixture or `start`.
 """
 
 import contextlib
+import functools
 import gc
 import io
 import json
@@ -139,9 +140,15 @@ def lines_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def training_lines(folder: Path) -> list[dict]:
-    """The lines of `metrics.jsonl` that are training steps."""
-    return [line for line in lines_of(folder / "metrics.jsonl") if "step_seconds" in line]
+def _lines_with(key: str, folder: Path) -> list[dict]:
+    return [line for line in lines_of(folder / "metrics.jsonl") if key in line]
+
+
+# The lines of a run's `metrics.jsonl` that are training steps, that are evaluations, and those that
+# `--verify_every_steps` writes.
+training_lines = functools.partial(_lines_with, "step_seconds")
+evaluation_lines = functools.partial(_lines_with, "val_loss")
+hash_lines = functools.partial(_lines_with, "state_sha256")
 
 
 def values_of(lines: list[dict]) -> list[dict]:
@@ -155,16 +162,6 @@ def assert_same_run(folder: Path, expected: Path) -> None:
     lines = [values_of(training_lines(run)) for run in (folder, expected)]
     assert lines[0] == lines[1]
     assert values_of(evaluation_lines(folder)[-1:]) == values_of(evaluation_lines(expected)[-1:])
-
-
-def hash_lines(folder: Path) -> list[dict]:
-    """The lines of `metrics.jsonl` that `--verify_every_steps` writes."""
-    return [line for line in lines_of(folder / "metrics.jsonl") if "state_sha256" in line]
-
-
-def evaluation_lines(folder: Path) -> list[dict]:
-    """The lines of `metrics.jsonl` that are evaluations."""
-    return [line for line in lines_of(folder / "metrics.jsonl") if "val_loss" in line]
 
 
 def checkpoint_steps(folder: Path) -> list[int]:

@@ -27,15 +27,10 @@ def test_an_index_of_no_worker_is_refused(index):
         cluster.Cluster(("a:1", "b:1"), index)
 
 
-@pytest.fixture
-def found(monkeypatch):
+def found(monkeypatch, text):
     """What a TF_CONFIG describes."""
-
-    def read(text):
-        monkeypatch.setenv("TF_CONFIG", text)
-        return cluster.from_tf_config()
-
-    return read
+    monkeypatch.setenv("TF_CONFIG", text)
+    return cluster.from_tf_config()
 
 
 @pytest.mark.parametrize(
@@ -46,16 +41,16 @@ def found(monkeypatch):
         ({"worker": ["b:1", "c:1"], "chief": ["a:1"]}, "worker", 1, 2),
     ],
 )
-def test_a_chief_comes_before_the_workers(jobs, kind, index, expected, found):
+def test_a_chief_comes_before_the_workers(jobs, kind, index, expected, monkeypatch):
     text = tf_config(jobs, kind, index)
-    assert found(text) == cluster.Cluster(("a:1", "b:1", "c:1"), expected)
+    assert found(monkeypatch, text) == cluster.Cluster(("a:1", "b:1", "c:1"), expected)
 
 
 @pytest.mark.parametrize(
     "text", ["", "{}", tf_config({"worker": ["a:1"]}), tf_config({"ps": ["a:1"]})]
 )
-def test_one_process_or_none_is_no_cluster(text, found):
-    assert found(text) is None
+def test_one_process_or_none_is_no_cluster(text, monkeypatch):
+    assert found(monkeypatch, text) is None
 
 
 @pytest.mark.parametrize(
@@ -73,7 +68,7 @@ def test_one_process_or_none_is_no_cluster(text, found):
         '{"cluster": {"worker": ["a:1", "b:1"]}}',
     ],
 )
-def test_a_tf_config_that_is_none_is_refused(text, found):
+def test_a_tf_config_that_is_none_is_refused(text, monkeypatch):
     with pytest.raises(ValueError, match="^TF_CONFIG: ") as error:
-        found(text)
+        found(monkeypatch, text)
     assert len(str(error.value)) < 300

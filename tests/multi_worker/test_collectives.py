@@ -62,9 +62,8 @@ def test_a_gradient_of_unknown_shape_is_refused(of_workers):
 def test_workers_that_do_something_else_are_named(of_workers):
     """Other calls, another batch, other weights, and one more call than the others."""
     for index, found in enumerate(of_workers):
-        for said, of_chief in zip(
-            found["at_odds"], ["a message", "the chief's state"], strict=True
-        ):
+        calls = ["a message", "the chief's state"]
+        for said, of_chief in zip(found["at_odds"], calls, strict=True):
             assert said.startswith(f"worker {index} (") and of_chief in said
             assert f"worker {0 if index else 1} " in said
         batch, weights = found["of_others"]

@@ -133,9 +133,7 @@ ERRORS = {
     "the sum is divided by the towers": (
         changed(gradients, "over", lambda over: lambda gradient, _: over(gradient, 2)), 2, 1,
     ),
-    "a tower's mean counts as another's that has more": (
-        of_last(lambda g: g * 1.5), 4, 1,
-    ),
+    "a tower's mean counts as another's that has more": (of_last(lambda g: g * 1.5), 4, 1),
     "each microbatch's gradient is clipped, not the mean": (
         changed(gradients, "sum_over_share", clipped_before), 2, 1,
     ),

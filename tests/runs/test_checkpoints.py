@@ -83,40 +83,39 @@ def test_another_state_is_refused_in_one_line(tmp_path, capfd, other):
     assert capfd.readouterr().err == ""  # TensorFlow would warn of each variable
 
 
-class TestDamage:
-    """It is said; no older state is gone on from without a word."""
+@pytest.mark.parametrize("name", [INDEX, DATA])
+@pytest.mark.parametrize("size", [None, 0, 8])
+def test_damage_is_said_in_one_line(tmp_path, capfd, saved, name, size):
+    """No older state is gone on from without a word."""
+    path, (state, _) = tmp_path / "step-14", saved
+    state.counter.assign(14)
+    checkpoints.save(state, tmp_path, keep=5)
+    path.joinpath(name).unlink() if size is None else os.truncate(path / name, size)
+    for use in (
+        lambda: checkpoints.restore(state, tmp_path), lambda: checkpoints.read_weights(path)
+    ):  # fmt: skip
+        with pytest.raises(checkpoints.CheckpointError, match="step-14 cannot be") as error:
+            use()
+        assert "\n" not in str(error.value)
+    assert capfd.readouterr().err == ""
 
-    @pytest.mark.parametrize("name", [INDEX, DATA])
-    @pytest.mark.parametrize("size", [None, 0, 8])
-    def test_is_one_line(self, tmp_path, capfd, saved, name, size):
-        path, (state, _) = tmp_path / "step-14", saved
-        state.counter.assign(14)
-        checkpoints.save(state, tmp_path, keep=5)
-        path.joinpath(name).unlink() if size is None else os.truncate(path / name, size)
-        for use in (
-            lambda: checkpoints.restore(state, tmp_path), lambda: checkpoints.read_weights(path)
-        ):  # fmt: skip
-            with pytest.raises(checkpoints.CheckpointError, match="step-14 cannot be") as error:
-                use()
-            assert "\n" not in str(error.value)
-        assert capfd.readouterr().err == ""
 
-    def test_a_bit_anywhere_is_noticed_or_makes_no_difference(self, tmp_path, saved):
-        """Every hundredth byte or so of both files; TensorFlow never takes the process with it."""
-        other, noticed = new_state(), 0
-        for name in (INDEX, DATA):
-            path = tmp_path / "step-12" / name
-            whole = path.read_bytes()
-            for place in range(0, len(whole), max(1, len(whole) // 40)):
-                path.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
-                try:
-                    checkpoints.restore(other, tmp_path)
-                except checkpoints.CheckpointError:
-                    noticed += 1
-                else:
-                    assert_has(other, saved[1])
-                path.write_bytes(whole)
-        assert noticed > 60
+def test_a_bit_anywhere_is_noticed_or_makes_no_difference(tmp_path, saved):
+    """Every hundredth byte or so of both files; TensorFlow never takes the process with it."""
+    other, noticed = new_state(), 0
+    for name in (INDEX, DATA):
+        path = tmp_path / "step-12" / name
+        whole = path.read_bytes()
+        for place in range(0, len(whole), max(1, len(whole) // 40)):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
+            try:
+                checkpoints.restore(other, tmp_path)
+            except checkpoints.CheckpointError:
+                noticed += 1
+            else:
+                assert_has(other, saved[1])
+            path.write_bytes(whole)
+    assert noticed > 60
 
 
 def test_what_a_kill_leaves_is_removed_before_the_run_goes_on(tmp_path, saved):

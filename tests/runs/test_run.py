@@ -139,8 +139,7 @@ def interrupt(*_):
 class OfEpochs(keras.callbacks.Callback):
     """Notes the losses of each epoch's steps, and begins anew with each."""
 
-    def __init__(self):
-        super().__init__()
+    def on_train_begin(self, logs=None):
         self.all = []
 
     def on_epoch_begin(self, epoch, logs=None):

@@ -53,16 +53,10 @@ def assert_same(these, those):
         np.testing.assert_array_equal(this, that)
 
 
-@pytest.fixture
-def saved(tmp_path):
-    """Saves a model; returns its file."""
-
-    def save(model):
-        path = tmp_path / "saved.keras"
-        model.save(path)
-        return path
-
-    return save
+def saved(folder, model):
+    """The file of a model that is saved in a folder."""
+    model.save(folder / "saved.keras")
+    return folder / "saved.keras"
 
 
 @pytest.fixture(scope="module")
@@ -153,11 +147,11 @@ TAKEN = {
 
 class TestLayers:
     @pytest.mark.parametrize("which", TAKEN)
-    def test_take_those_of_the_same_name_and_shape(self, saved, which):
+    def test_take_those_of_the_same_name_and_shape(self, tmp_path, which):
         make_source, make_model, keep = TAKEN[which]
         source, model = make_source(), make_model()
         before = model.get_weights()
-        found = warm_start.take(saved(source), model)
+        found = warm_start.take(saved(tmp_path, source), model)
         assert found["kept"] == keep
         left = source.get_weights()
         if which == "another shape":
@@ -179,62 +173,62 @@ class TestLayers:
             (lambda: in_two_places(dense(6), dense(6)), lambda: in_two_places(*[dense(6)] * 2)),
         ],
     )
-    def test_that_could_go_in_several_ways_go_nowhere(self, saved, source, model):
-        path, model = saved(source()), model()
+    def test_that_could_go_in_several_ways_go_nowhere(self, tmp_path, source, model):
+        path, model = saved(tmp_path, source()), model()
         before = model.get_weights()
         with pytest.raises(warm_start.WarmStartError, match="no layer of the model"):
             warm_start.take(path, model)
         assert_same(model.get_weights(), before)
 
-    def test_that_changed_places_are_not_confused(self, saved):
+    def test_that_changed_places_are_not_confused(self, tmp_path):
         """By kind and order each would get the weights of another, of the same shapes."""
         names = ("encoder", "decoder")
         source, model = two_parts(*names), two_parts(*reversed(names))
-        warm_start.take(saved(source), model)
+        warm_start.take(saved(tmp_path, source), model)
         for name in names:
             assert_same(model.get_layer(name).get_weights(), source.get_layer(name).get_weights())
 
-    def test_that_have_the_made_up_names_of_others_keep_their_own(self, saved):
+    def test_that_have_the_made_up_names_of_others_keep_their_own(self, tmp_path):
         """By name they would be others than by their place."""
         model = named("dense_2", "dense_1", "last")
         before = model.get_weights()[:4]
-        found = warm_start.take(saved(named("dense_1", "dense_2", "last")), model)
+        found = warm_start.take(saved(tmp_path, named("dense_1", "dense_2", "last")), model)
         assert len(found["kept"]) == 2
         assert_same(model.get_weights()[:4], before)
 
-    def test_within_a_model_that_gained_layers_without_names_keep_their_own(self, saved):
+    def test_within_a_model_that_gained_layers_without_names_keep_their_own(self, tmp_path):
         source, model = Own(1), Own(2)
         before = model.begin.get_weights() + model.end[0].get_weights()
-        found = warm_start.take(saved(source), model)
+        found = warm_start.take(saved(tmp_path, source), model)
         assert len(found["kept"]) == 3
         np.testing.assert_array_equal(model.scale.value, source.scale.value)
         assert_same(model.begin.get_weights() + model.end[0].get_weights(), before)
 
-    def test_of_classes_that_only_the_program_has_are_known(self, saved):
+    def test_of_classes_that_only_the_program_has_are_known(self, tmp_path):
         class Unregistered(keras.layers.Dense):
             pass
 
         source, model = (sequential(Unregistered(6), dense(2)) for _ in range(2))
-        assert warm_start.take(saved(source), model)["kept"] == []
+        assert warm_start.take(saved(tmp_path, source), model)["kept"] == []
         assert_same(model.get_weights(), source.get_weights())
 
-    def test_whose_code_is_in_the_file_are_refused(self, saved):
+    def test_whose_code_is_in_the_file_are_refused(self, tmp_path):
         source = sequential(keras.layers.Lambda(lambda x: 2 * x), dense(2))
         with pytest.raises(warm_start.WarmStartError, match="saved.keras cannot be read"):
-            warm_start.take(saved(source), sequential(dense(2)))
+            warm_start.take(saved(tmp_path, source), sequential(dense(2)))
 
 
 class TestState:
-    def test_begins_at_the_weights_but_for_draws_and_optimizer(self, saved):
+    def test_begins_at_the_weights_but_for_draws_and_optimizer(self, tmp_path):
         source, model = toys.dropout_classifier(), toys.dropout_classifier()
         source.get_layer("norm").moving_mean.assign(np.full(16, 7.0))
         model.get_layer("drop").seed_generator.state.assign([3, 4])
-        warm_start.take(saved(source), model)
+        warm_start.take(saved(tmp_path, source), model)
         assert_same(model.trainable_variables, source.trainable_variables)
         np.testing.assert_array_equal(model.get_layer("norm").moving_mean, np.full(16, 7.0))
         assert list(model.get_layer("drop").seed_generator.state.numpy()) == [3, 4]
 
-    def test_what_a_normalization_learned_is_taken_too(self, tmp_path, saved):
+    def test_what_a_normalization_learned_is_taken_too(self, tmp_path):
         """Graphs have it as constants; the first loss is by those that were taken."""
 
         def model(data):
@@ -245,7 +239,7 @@ class TestState:
             )
 
         source, new, again, other = model(3 * X + 1), model(X), model(X), model(X)
-        run_in(tmp_path / "run", new, 1, init_from=saved(source))
+        run_in(tmp_path / "run", new, 1, init_from=saved(tmp_path, source))
         first, *_ = run_folder.read_lines(tmp_path / "run" / "metrics.jsonl")
         source.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         [(inputs, labels)] = arrays.batches(X, Y).batches(0, 1, global_batch_size=16)
@@ -276,10 +270,9 @@ class TestARun:
         assert_same(model.get_weights(), before)
 
     def test_s_weights_are_where_its_averages_begin(self, finished, tmp_path):
-        folder, evaluated = finished
         average = run_callbacks.MovingAverages(model := usual(), 0.999999)
         rate = run_callbacks.LearningRate(lambda seen: 0.0)
-        run_in(tmp_path / "run", model, 1, [average, rate], init_from=folder)
+        run_in(tmp_path / "run", model, 1, [average, rate], init_from=finished[0])
         assert_same(average.averages, model.trainable_variables)
 
     @pytest.mark.parametrize("frozen", [(), (1,)])
@@ -312,8 +305,7 @@ def test_what_gives_no_weights_is_refused(tmp_path, name):
 @pytest.fixture
 def first(run_of, tmp_path):
     """A copy of a run of one step."""
-    run = run_of("--max_steps=1", "--summary_every_steps=0")
-    return shutil.copytree(run, tmp_path / "first")
+    return shutil.copytree(run_of("--max_steps=1", "--summary_every_steps=0"), tmp_path / "first")
 
 
 class TestTheCommand:
