@@ -18,7 +18,7 @@ tidy up: the folder is then as a SIGKILL at that call, or a lost machine, leaves
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The values of test_file_faults.Fault. */
+/* The values of test_file_faults.py. */
 enum { FAIL_ONCE = 1, FAIL_FROM_HERE, STOP, TEAR };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -103,8 +103,9 @@ static int fails_open(int folder, const char *path, int flags) {
     }
 #define ON_PATH(name, parameters, arguments, folder) \
     WRAP(int, name, parameters, arguments, fails(#name, folder, path), { return -1; })
-#define ON_FILE(type, name, parameters, arguments, failing) \
+#define ON_FILE(name, type, parameters, arguments, failing) \
     WRAP(type, name, parameters, arguments, failing(#name, file), { return -1; })
+#define BOTH(OF, name, ...) OF(name, __VA_ARGS__) OF(name##64, __VA_ARGS__)
 
 #define OPEN(name, parameters, arguments, folder) \
     int name parameters { \
@@ -116,10 +117,8 @@ static int fails_open(int folder, const char *path, int flags) {
         va_end(rest); \
         return fails_open(folder, path, flags) ? -1 : real arguments; \
     }
-OPEN(open, (const char *path, int flags, ...), (path, flags, mode), AT_FDCWD)
-OPEN(open64, (const char *path, int flags, ...), (path, flags, mode), AT_FDCWD)
-OPEN(openat, (int file, const char *path, int flags, ...), (file, path, flags, mode), file)
-OPEN(openat64, (int file, const char *path, int flags, ...), (file, path, flags, mode), file)
+BOTH(OPEN, open, (const char *path, int flags, ...), (path, flags, mode), AT_FDCWD)
+BOTH(OPEN, openat, (int file, const char *path, int flags, ...), (file, path, flags, mode), file)
 
 static int flags_of(const char *mode) {
     return mode[0] == 'r' && !strchr(mode, '+') ? O_RDONLY : O_RDWR;
@@ -140,10 +139,8 @@ FOPEN(fopen64)
         return -1; \
     })
 WRITE(write, (int file, const void *from, size_t size), (file, from, size), (file, from, size / 2))
-WRITE(pwrite, (int file, const void *from, size_t size, off_t place), (file, from, size, place),
-      (file, from, size / 2, place))
-WRITE(pwrite64, (int file, const void *from, size_t size, off64_t place), (file, from, size, place),
-      (file, from, size / 2, place))
+BOTH(WRITE, pwrite, (int file, const void *from, size_t size, off_t place),
+     (file, from, size, place), (file, from, size / 2, place))
 
 static int fails_pending(const char *name, FILE *stream, size_t more) {
     return stream && __fpending(stream) + more > (more ? __fbufsize(stream) : 0) &&
@@ -164,31 +161,25 @@ WRAP(int, fflush, (FILE *stream), (stream), fails_pending("fflush", stream, 0), 
     __fpurge(stream);
     return EOF;
 })
-WRAP(int, fclose, (FILE *stream), (stream), fails_pending("fclose", stream, 0), {
-    int error = errno;
-    __fpurge(stream);
-    real(stream);
-    errno = error;
-    return EOF;
-})
 
 /* Network disks say here that a write did not succeed. */
-WRAP(int, close, (int file), (file), fails_written("close", file), {
-    int error = errno;
-    real(file);
-    errno = error;
-    return -1;
-})
-ON_FILE(int, fsync, (int file), (file), fails_written)
-ON_FILE(int, fdatasync, (int file), (file), fails_written)
-ON_FILE(int, ftruncate, (int file, off_t length), (file, length), fails_written)
-ON_FILE(int, ftruncate64, (int file, off64_t length), (file, length), fails_written)
+#define CLOSE(name, parameters, opened, failing, before) \
+    WRAP(int, name, parameters, (opened), failing, { \
+        int error = errno; \
+        before; \
+        real(opened); \
+        errno = error; \
+        return -1; \
+    })
+CLOSE(fclose, (FILE *stream), stream, fails_pending("fclose", stream, 0), __fpurge(stream))
+CLOSE(close, (int file), file, fails_written("close", file), )
+ON_FILE(fsync, int, (int file), (file), fails_written)
+ON_FILE(fdatasync, int, (int file), (file), fails_written)
+BOTH(ON_FILE, ftruncate, int, (int file, off_t length), (file, length), fails_written)
 
-ON_FILE(ssize_t, read, (int file, void *to, size_t size), (file, to, size), fails_read)
-ON_FILE(ssize_t, pread, (int file, void *to, size_t size, off_t place), (file, to, size, place),
-        fails_read)
-ON_FILE(ssize_t, pread64, (int file, void *to, size_t size, off64_t place), (file, to, size, place),
-        fails_read)
+ON_FILE(read, ssize_t, (int file, void *to, size_t size), (file, to, size), fails_read)
+BOTH(ON_FILE, pread, ssize_t, (int file, void *to, size_t size, off_t place),
+     (file, to, size, place), fails_read)
 
 ON_PATH(mkdir, (const char *path, mode_t mode), (path, mode), AT_FDCWD)
 ON_PATH(rmdir, (const char *path), (path), AT_FDCWD)

@@ -23,8 +23,6 @@ from towers.runs import callbacks as run_callbacks
 import keras  # isort: skip
 import numpy as np  # isort: skip
 
-LAYERS = keras.layers
-
 
 class At(keras.callbacks.Callback):
     """Does something after so many of this process's steps."""
@@ -41,16 +39,14 @@ class At(keras.callbacks.Callback):
 def model() -> keras.Model:
     """Batch norm, dropout and a regularizer, compiled."""
     keras.utils.set_random_seed(1)
-    made = keras.Sequential(
-        [
-            keras.Input((8,)),
-            LAYERS.Dense(16, kernel_regularizer=keras.regularizers.L2(1e-3)),
-            LAYERS.BatchNormalization(),
-            LAYERS.ReLU(),
-            LAYERS.Dropout(0.3),
-            LAYERS.Dense(3),
-        ]
-    )
+    layers = [
+        keras.layers.Dense(16, kernel_regularizer=keras.regularizers.L2(1e-3)),
+        keras.layers.BatchNormalization(),
+        keras.layers.ReLU(),
+        keras.layers.Dropout(0.3),
+        keras.layers.Dense(3),
+    ]
+    made = keras.Sequential([keras.Input((8,)), *layers])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     made.compile(keras.optimizers.Adam(1e-2), loss, metrics=["accuracy"])
     return made
@@ -68,16 +64,14 @@ def main(wanted: dict) -> dict:
     with multi_worker.meet(wait_seconds=60) as workers:
         x, y = data()
         trained = towers.distribute(model(), tower_devices, microbatch_size=16, workers=workers)
+        kill_at = wanted.get("kill_at", 0) if wanted.get("worker", 0) == workers.index else 0
         callbacks = [
             run_callbacks.MovingAverages(trained, 0.9),
             run_callbacks.LearningRate(schedules.LearningRate("cosine", 0.02, 200, total_epochs=6)),
             run_callbacks.Log(5),
             run_callbacks.Verify(4),
             keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True),
-            At(
-                wanted.get("kill_at", 0) if wanted.get("worker", 0) == workers.index else 0,
-                lambda: os.kill(os.getpid(), getattr(signal, wanted.get("signal", "SIGKILL"))),
-            ),
+            At(kill_at, lambda: os.kill(os.getpid(), signal.SIGKILL)),
         ]
         run = towers.Run(wanted["folder"], trained)
         done = run.fit(

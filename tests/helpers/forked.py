@@ -28,6 +28,7 @@ with command_line.without_notices():  # of TensorFlow's, which a fork does not p
     import lighter
 
 HELPERS = Path(__file__).parent
+PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     [
@@ -60,7 +61,7 @@ class Popen(subprocess.Popen):
         variables = dict(os.environ if env is None else env)
         streams = [connection.Connection(os.dup(stream)) for stream in std]  # which are handed over
         self._process = SERVER.Process(
-            target=_become, args=(*call, variables, lighter.made_lighter(), streams)
+            target=_become, args=(*call, variables, lighter.made_lighter, streams)
         )
         path = os.pathsep.join([str(HELPERS.parents[1]), str(HELPERS)])
         with mock.patch.dict(os.environ, PYTHONPATH=path):  # of the server, which this may start
@@ -121,8 +122,7 @@ def _run_as_main(arguments: Sequence[str], cwd: str) -> None:
 
 def run(arguments: Sequence[str], timeout: float, **options) -> subprocess.CompletedProcess:
     """`subprocess.run` of a fork; its output is text."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with Popen(arguments, **pipes | options) as process:
+    with Popen(arguments, **PIPES | options) as process:
         try:
             stdout, stderr = process.communicate(timeout=timeout)
         except BaseException:

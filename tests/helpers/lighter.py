@@ -37,22 +37,17 @@ def _drawn(split: str, *_) -> tuple[np.ndarray, np.ndarray]:
 
 
 _drawn("train", *shapes._SPLITS["train"])
-_made_lighter = frozenset({"networks", "images"})
-
-
-def made_lighter() -> frozenset[str]:
-    """What of the runs is made lighter now: "networks", "images"."""
-    return _made_lighter
+made_lighter = frozenset({"networks", "images"})  # what of the runs is, now
 
 
 @contextlib.contextmanager
 def runs() -> Iterator[None]:
     """While entered, networks and `shapes` are the lighter ones."""
     with pytest.MonkeyPatch.context() as patch:
-        if "images" in _made_lighter:
+        if "images" in made_lighter:
             patch.setitem(shapes._SPLITS, "test", (1, TEST_IMAGES))
         patch.setattr(shapes, "make", lambda split: _drawn(split, *shapes._SPLITS.get(split, ())))
-        if "networks" in _made_lighter:
+        if "networks" in made_lighter:
             for build, defaults in _DEFAULTS.items():
                 patch.setattr(build, "__kwdefaults__", build.__kwdefaults__ | defaults)
         yield
@@ -62,5 +57,5 @@ def runs() -> Iterator[None]:
 def only(what: Iterable[str]) -> Iterator[None]:
     """While entered, `runs` makes no more than that lighter."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(globals(), "_made_lighter", frozenset(what))
+        patch.setitem(globals(), "made_lighter", frozenset(what))
         yield

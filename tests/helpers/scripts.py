@@ -5,13 +5,13 @@ fixture or `start`.
 """
 
 import contextlib
+import functools
 import gc
 import io
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import forked
@@ -25,8 +25,6 @@ from towers_cli import train as train_command
 from tensorflow.python.framework import config, ops  # isort: skip
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
 COMMANDS = {
     "train": (train_command, settings.TrainSettings),
     "eval": (evaluate_command, settings.EvalSettings),
@@ -38,26 +36,19 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess:
     command, record = COMMANDS[name]
     call = [f"{name}.py", *arguments]
     stdout, stderr = io.StringIO(), io.StringIO()
+    was_deterministic = config.is_op_determinism_enabled()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         try:
-            with lighter.runs(), deterministic_as_before():
+            with lighter.runs():
                 code = command_line.run(record, command.__doc__, command.main, call)
         except SystemExit as ended:
             code = ended.code
+        finally:
+            if not was_deterministic:  # else a later run here would have other bits
+                config.disable_op_determinism()
     done = subprocess.CompletedProcess(call, code, stdout.getvalue(), stderr.getvalue())
     assert code not in (1, 2) or re.fullmatch(rf"{name}\.py: error: .+\n", done.stderr), done
     return done
-
-
-@contextlib.contextmanager
-def deterministic_as_before() -> Iterator[None]:
-    """Turns off what --deterministic has turned on: a later run here would have other bits."""
-    before = config.is_op_determinism_enabled()
-    try:
-        yield
-    finally:
-        if not before:
-            config.disable_op_determinism()
 
 
 def let_graphs_go() -> None:
@@ -123,12 +114,7 @@ def settings_of(*arguments: str) -> settings.TrainSettings:
 
 def start(name: str, *arguments: str) -> subprocess.Popen:
     """Starts a script as a process that a test sends signals to (forked.py)."""
-    return forked.Popen(
-        [sys.executable, str(ROOT / f"{name}.py"), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return forked.Popen([sys.executable, str(ROOT / f"{name}.py"), *arguments], **forked.PIPES)
 
 
 def wait_for_line(process: subprocess.Popen, start_of_line: str) -> str:
@@ -154,9 +140,15 @@ def lines_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def training_lines(folder: Path) -> list[dict]:
-    """The lines of `metrics.jsonl` that are training steps."""
-    return [line for line in lines_of(folder / "metrics.jsonl") if "step_seconds" in line]
+def _lines_with(key: str, folder: Path) -> list[dict]:
+    return [line for line in lines_of(folder / "metrics.jsonl") if key in line]
+
+
+# The lines of a run's `metrics.jsonl` that are training steps, that are evaluations, and those that
+# `--verify_every_steps` writes.
+training_lines = functools.partial(_lines_with, "step_seconds")
+evaluation_lines = functools.partial(_lines_with, "val_loss")
+hash_lines = functools.partial(_lines_with, "state_sha256")
 
 
 def values_of(lines: list[dict]) -> list[dict]:
@@ -170,16 +162,6 @@ def assert_same_run(folder: Path, expected: Path) -> None:
     lines = [values_of(training_lines(run)) for run in (folder, expected)]
     assert lines[0] == lines[1]
     assert values_of(evaluation_lines(folder)[-1:]) == values_of(evaluation_lines(expected)[-1:])
-
-
-def hash_lines(folder: Path) -> list[dict]:
-    """The lines of `metrics.jsonl` that `--verify_every_steps` writes."""
-    return [line for line in lines_of(folder / "metrics.jsonl") if "state_sha256" in line]
-
-
-def evaluation_lines(folder: Path) -> list[dict]:
-    """The lines of `metrics.jsonl` that are evaluations."""
-    return [line for line in lines_of(folder / "metrics.jsonl") if "val_loss" in line]
 
 
 def checkpoint_steps(folder: Path) -> list[int]:

@@ -31,10 +31,9 @@ class Workers:
     def start(self, index: int, *call, **variables: str):
         """Starts `python call` as the worker of that index."""
         call = [sys.executable, *map(str, call)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         config = {"TF_CONFIG": launch.tf_config(self.addresses, index)}
         environment = os.environ | variables | config
-        self.processes[index] = forked.Popen(call, env=environment, **pipes)
+        self.processes[index] = forked.Popen(call, env=environment, **forked.PIPES)
         return self.processes[index]
 
     def ended(self, index: int) -> tuple[int, str]:

@@ -143,5 +143,4 @@ def forked_command():
 
 def _run_script(run, script: str, *arguments: str, **options) -> subprocess.CompletedProcess:
     call = [sys.executable, str(scripts.ROOT / script), *arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return run(call, timeout=300, **pipes, **options)
+    return run(call, timeout=300, **forked.PIPES, **options)

@@ -31,17 +31,15 @@ def prepare(
                 "label": tfds.features.ClassLabel(names=["ant", "bee", "cow"]),
                 "remark": tfds.features.Text(),
             }
-            return tfds.core.DatasetInfo(
-                builder=self, features=tfds.features.FeaturesDict(features)
-            )
+            features = tfds.features.FeaturesDict(features)
+            return tfds.core.DatasetInfo(builder=self, features=features)
 
         def _split_generators(self, dl_manager):
             return {split: self._generate_examples() for split in splits}
 
         def _generate_examples(self):
-            made = map(io.BytesIO, contents)
-            for i, image in enumerate(made if contents else range(25)):
-                image = image if contents else np.full((*size, 3), i, np.uint8)
+            plain = (np.full((*size, 3), i, np.uint8) for i in range(25))
+            for i, image in enumerate(map(io.BytesIO, contents) if contents else plain):
                 yield i, {"image": image, "label": i % 3, "remark": "a remark"}
 
     config = tfds.download.DownloadConfig(num_shards=num_shards)

@@ -22,44 +22,28 @@ def cpus(num_towers: int) -> tuple[str, ...]:
 def linear(*weights: float) -> keras.Model:
     """outputs [n, 1] = images [n, len(weights)] @ weights, to be computed by hand."""
     kernel = keras.initializers.Constant(np.reshape(weights, [-1, 1]))
-    return on_cpu(
-        lambda: keras.Sequential(
-            [
-                keras.Input([len(weights)]),
-                keras.layers.Dense(1, use_bias=False, kernel_initializer=kernel, name="line"),
-            ]
-        )
-    )
+    line = keras.layers.Dense(1, use_bias=False, kernel_initializer=kernel, name="line")
+    return on_cpu(lambda: keras.Sequential([keras.Input([len(weights)]), line]))
 
 
 def classifier(seed: int = 0) -> keras.Model:
     """Two dense layers from 3 features to CLASSES logits."""
     first, second = (keras.initializers.GlorotUniform(seed=seed + layer) for layer in (1, 2))
-    dense = keras.layers.Dense
-    return on_cpu(
-        lambda: keras.Sequential(
-            [
-                keras.Input([3]),
-                dense(5, activation="relu", kernel_initializer=first, name="hidden"),
-                dense(CLASSES, kernel_initializer=second, name="logits"),
-            ]
-        )
-    )
+    hidden = keras.layers.Dense(5, activation="relu", kernel_initializer=first, name="hidden")
+    logits = keras.layers.Dense(CLASSES, kernel_initializer=second, name="logits")
+    return on_cpu(lambda: keras.Sequential([keras.Input([3]), hidden, logits]))
 
 
 def dropout_classifier() -> keras.Model:
     """Weights, batch-norm state and draws: every kind of variable that a model has."""
-    return on_cpu(
-        lambda: keras.Sequential(
-            [
-                keras.Input([3]),
-                keras.layers.Dense(16, activation="relu", name="hidden"),
-                keras.layers.Dropout(0.5, seed=1, name="drop"),
-                keras.layers.BatchNormalization(name="norm"),
-                keras.layers.Dense(CLASSES, name="logits"),
-            ]
-        )
-    )
+    with tf.device(towers.devices.HOST):
+        layers = [
+            keras.layers.Dense(16, activation="relu", name="hidden"),
+            keras.layers.Dropout(0.5, seed=1, name="drop"),
+            keras.layers.BatchNormalization(name="norm"),
+            keras.layers.Dense(CLASSES, name="logits"),
+        ]
+        return keras.Sequential([keras.Input([3]), *layers])
 
 
 def small_cifarnet(dtype: str = "float32") -> keras.Model:

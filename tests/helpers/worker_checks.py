@@ -6,6 +6,7 @@ writes what each worker found into FOLDER/worker-<index>.json. With WORKER_CHECK
 environment they train all networks, with another value some.
 """
 
+import functools
 import json
 import os
 import sys
@@ -64,20 +65,13 @@ def train(workers, model, num_towers=1, steps=STEPS, batch=BATCH, **arguments) -
 
 def embedding():
     """A model with sparse gradients: of the rows of a table that a batch looks up."""
-    return toys.on_cpu(
-        lambda: keras.Sequential(
-            [
-                keras.Input([6], dtype="int32"),
-                keras.layers.Embedding(9, 4, embeddings_initializer=keras.initializers.Ones()),
-                keras.layers.Flatten(),
-                keras.layers.Dense(toys.CLASSES, kernel_initializer=_initial(2)),
-            ]
-        )
-    )
-
-
-def _initial(seed):
-    return keras.initializers.GlorotUniform(seed=seed)
+    initial = keras.initializers.GlorotUniform(seed=2)
+    layers = [
+        keras.layers.Embedding(9, 4, embeddings_initializer="ones"),
+        keras.layers.Flatten(),
+        keras.layers.Dense(toys.CLASSES, kernel_initializer=initial),
+    ]
+    return toys.on_cpu(lambda: keras.Sequential([keras.Input([6], dtype="int32"), *layers]))
 
 
 def drawing():
@@ -131,21 +125,27 @@ def own_run(workers) -> list:
     return hashes_of
 
 
+def said(attempt) -> str:
+    """The error that an attempt ends in."""
+    try:
+        attempt()
+    except (towers.WorkerError, run_errors.TrainingError, ValueError) as error:
+        return str(error)
+    return "nothing was said"
+
+
 def at_odds(workers) -> list[str]:
     """What is said where the chief alone does something else, and the others train."""
-    model, said = distributed(workers, toys.classifier()), []
-    batch = toys.batch(BATCH, (3,))
-    model.train_on_batch(*batch)
-    for chief_does in (
+    model = distributed(workers, toys.classifier())
+    step = functools.partial(model.train_on_batch, *toys.batch(BATCH, (3,)))
+    step()
+    of_chief = (
         lambda: workers.exchange("a message", 1),
         lambda: workers.broadcast("the chief's state", [tf.Variable(1.0)]),
-    ):
-        try:
-            chief_does() if workers.is_chief else model.train_on_batch(*batch)
-        except towers.WorkerError as error:
-            said.append(str(error))
-    model.train_on_batch(*batch)  # nothing is left of it
-    return said
+    )
+    found = [said(does if workers.is_chief else step) for does in of_chief]
+    step()  # nothing is left of it
+    return found
 
 
 def of_others(workers) -> list[str]:
@@ -157,17 +157,13 @@ def of_others(workers) -> list[str]:
     drift = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: kernel.assign(kernel + workers.index)
     )
-    fit, said = {"batch_size": BATCH, "verbose": 0, "callbacks": [drift]}, []
+    options = {"batch_size": BATCH, "verbose": 0, "callbacks": [drift]}
     with tempfile.TemporaryDirectory() as folder:
-        for attempt in (
-            lambda: model.fit(other, labels, **fit),
-            lambda: towers.Run(folder, model).fit(arrays.batches(images, labels), **fit),
-        ):
-            try:
-                attempt()
-            except (towers.WorkerError, run_errors.TrainingError) as error:
-                said.append(str(error))
-    return said
+        run, source = towers.Run(folder, model), arrays.batches(images, labels)
+        return [
+            said(lambda: model.fit(other, labels, **options)),
+            said(lambda: run.fit(source, **options)),
+        ]
 
 
 class Untold(keras.layers.Dense):
@@ -185,11 +181,7 @@ class Untold(keras.layers.Dense):
 def of_unknown_shape(workers) -> str:
     """What is said of a gradient that cannot be packed."""
     model = keras.Sequential([keras.Input([3]), Untold(toys.CLASSES, use_bias=False)])
-    try:
-        distributed(workers, model).train_on_batch(*toys.batch(BATCH, (3,)))
-    except ValueError as error:
-        return str(error)
-    return "nothing"
+    return said(lambda: distributed(workers, model).train_on_batch(*toys.batch(BATCH, (3,))))
 
 
 CHECKS = (models, own_run, at_odds, of_others, of_unknown_shape)

@@ -27,33 +27,30 @@ def test_an_index_of_no_worker_is_refused(index):
         cluster.Cluster(("a:1", "b:1"), index)
 
 
-@pytest.fixture
-def found(monkeypatch):
+def found(monkeypatch, text):
     """What a TF_CONFIG describes."""
-
-    def read(text):
-        monkeypatch.setenv("TF_CONFIG", text)
-        return cluster.from_tf_config()
-
-    return read
+    monkeypatch.setenv("TF_CONFIG", text)
+    return cluster.from_tf_config()
 
 
-def test_tf_config_of_workers(found):
-    text = tf_config({"worker": ["a:1", "b:1", "c:1"]}, index=2)
-    assert found(text) == cluster.Cluster(("a:1", "b:1", "c:1"), 2)
-
-
-@pytest.mark.parametrize(("kind", "index", "expected"), [("chief", 0, 0), ("worker", 1, 2)])
-def test_a_chief_comes_before_the_workers(kind, index, expected, found):
-    text = tf_config({"worker": ["b:1", "c:1"], "chief": ["a:1"]}, kind, index)
-    assert found(text) == cluster.Cluster(("a:1", "b:1", "c:1"), expected)
+@pytest.mark.parametrize(
+    ("jobs", "kind", "index", "expected"),
+    [
+        ({"worker": ["a:1", "b:1", "c:1"]}, "worker", 2, 2),
+        ({"worker": ["b:1", "c:1"], "chief": ["a:1"]}, "chief", 0, 0),
+        ({"worker": ["b:1", "c:1"], "chief": ["a:1"]}, "worker", 1, 2),
+    ],
+)
+def test_a_chief_comes_before_the_workers(jobs, kind, index, expected, monkeypatch):
+    text = tf_config(jobs, kind, index)
+    assert found(monkeypatch, text) == cluster.Cluster(("a:1", "b:1", "c:1"), expected)
 
 
 @pytest.mark.parametrize(
     "text", ["", "{}", tf_config({"worker": ["a:1"]}), tf_config({"ps": ["a:1"]})]
 )
-def test_one_process_or_none_is_no_cluster(text, found):
-    assert found(text) is None
+def test_one_process_or_none_is_no_cluster(text, monkeypatch):
+    assert found(monkeypatch, text) is None
 
 
 @pytest.mark.parametrize(
@@ -71,7 +68,7 @@ def test_one_process_or_none_is_no_cluster(text, found):
         '{"cluster": {"worker": ["a:1", "b:1"]}}',
     ],
 )
-def test_a_tf_config_that_is_none_is_refused(text, found):
+def test_a_tf_config_that_is_none_is_refused(text, monkeypatch):
     with pytest.raises(ValueError, match="^TF_CONFIG: ") as error:
-        found(text)
+        found(monkeypatch, text)
     assert len(str(error.value)) < 300

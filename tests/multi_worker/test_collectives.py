@@ -11,19 +11,6 @@ from several import Workers
 from towers import worker
 
 
-def found_by(tmp_path_factory, count: int, which: str) -> list[dict]:
-    """What each of `count` workers found; `which` is WORKER_CHECKS of worker_checks."""
-    folder = tmp_path_factory.mktemp(f"workers{count}")
-    workers = Workers(count)
-    for index in range(count):
-        workers.start(index, worker_checks.__file__, folder, WORKER_CHECKS=which)
-    try:
-        assert [workers.ended(index) for index in range(count)] == [(0, "")] * count
-    finally:
-        workers.kill()
-    return [json.loads((folder / f"worker-{index}.json").read_text()) for index in range(count)]
-
-
 @functools.cache
 def alone(name: str, num_towers: int = 1) -> dict:
     """The oracle: one worker, in this process."""
@@ -35,8 +22,17 @@ def alone(name: str, num_towers: int = 1) -> dict:
     params=[(2, "some"), pytest.param((5, "all"), marks=pytest.mark.long)],
     ids=["two", "five"],
 )
-def of_workers(tmp_path_factory, request):
-    return found_by(tmp_path_factory, *request.param)
+def of_workers(tmp_path_factory, request) -> list[dict]:
+    """What each of so many workers found, with that WORKER_CHECKS of worker_checks."""
+    count, which = request.param
+    folder, workers = tmp_path_factory.mktemp("workers"), Workers(count)
+    for index in range(count):
+        workers.start(index, worker_checks.__file__, folder, WORKER_CHECKS=which)
+    try:
+        assert [workers.ended(index) for index in range(count)] == [(0, "")] * count
+    finally:
+        workers.kill()
+    return [json.loads((folder / f"worker-{index}.json").read_text()) for index in range(count)]
 
 
 def test_every_network_has_the_bits_of_one_worker(of_workers):
@@ -66,9 +62,8 @@ def test_a_gradient_of_unknown_shape_is_refused(of_workers):
 def test_workers_that_do_something_else_are_named(of_workers):
     """Other calls, another batch, other weights, and one more call than the others."""
     for index, found in enumerate(of_workers):
-        for said, of_chief in zip(
-            found["at_odds"], ["a message", "the chief's state"], strict=True
-        ):
+        calls = ["a message", "the chief's state"]
+        for said, of_chief in zip(found["at_odds"], calls, strict=True):
             assert said.startswith(f"worker {index} (") and of_chief in said
             assert f"worker {0 if index else 1} " in said
         batch, weights = found["of_others"]

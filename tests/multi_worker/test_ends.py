@@ -15,9 +15,9 @@ import scripts
 ENDS = scripts.ROOT / "tests/helpers/ends.py"
 
 
-def start(workers, index: int, environment=None, **wanted):
+def start(workers, index: int, **wanted):
     """Starts one; `wanted` is as `ends.py` takes it."""
-    return workers.start(index, ENDS, json.dumps(wanted), **environment or {})
+    return workers.start(index, ENDS, json.dumps(wanted))
 
 
 def wait_for_step(workers, index: int, step: int) -> None:
@@ -87,7 +87,7 @@ def test_an_error_is_not_told_to_a_chief_that_hangs(several):
 def test_one_that_runs_on_something_else_is_refused_with_both_values(several):
     two = several()
     start(two, 0)
-    start(two, 1, {"CUBLAS_WORKSPACE_CONFIG": ":16:8"})
+    two.start(1, ENDS, "{}", CUBLAS_WORKSPACE_CONFIG=":16:8")
     for index in range(2):
         code, said = two.ended(index)
         assert code == 1 and said.startswith(two.name(1))

@@ -7,7 +7,6 @@ takes an hour.
 """
 
 import ctypes
-import enum
 import errno
 import os
 import shutil
@@ -32,21 +31,18 @@ FOUR_STEPS = (
 STRIDE = int(os.environ.get("FILE_FAULTS_STRIDE", 20))
 
 
-class Fault(enum.IntEnum):
-    """What becomes of the chosen operation."""
-
-    FAIL_ONCE = 1  # with an error; the next ones succeed
-    FAIL_FROM_HERE = 2  # and so do all later ones, as on a full disk
-    STOP = 3  # nothing reaches the disk from here on, as where the process is killed
-    TEAR = 4  # half of what it writes does, and then nothing
-
+# What becomes of the chosen operation.
+FAIL_ONCE = 1  # with an error; the next ones succeed
+FAIL_FROM_HERE = 2  # and so do all later ones, as on a full disk
+STOP = 3  # nothing reaches the disk from here on, as where the process is killed
+TEAR = 4  # half of what it writes does, and then nothing
 
 WAYS = {  # and whether opening and reading a file count, beside what changes one
-    "killed": (Fault.STOP, errno.EIO, False),
-    "torn": (Fault.TEAR, errno.EIO, False),
-    "network disk": (Fault.FAIL_ONCE, errno.ESTALE, False),
-    "full disk": (Fault.FAIL_FROM_HERE, errno.ENOSPC, False),
-    "read error": (Fault.FAIL_ONCE, errno.EIO, True),
+    "killed": (STOP, errno.EIO, False),
+    "torn": (TEAR, errno.EIO, False),
+    "network disk": (FAIL_ONCE, errno.ESTALE, False),
+    "full disk": (FAIL_FROM_HERE, errno.ENOSPC, False),
+    "read error": (FAIL_ONCE, errno.EIO, True),
 }
 
 

@@ -10,9 +10,8 @@ import tiny_photos
 
 from towers_cli import command_line
 
-HOSTILE = (
-    "\x1b[2J\x1b]0;mine\x07ant\x9b1m\u202e"  # clears a screen, names a window, turns text round
-)
+# Clears a screen, names a window, turns text round.
+HOSTILE = "\x1b[2J\x1b]0;mine\x07ant\x9b1m\u202e"
 SHOWN = r"\x1b[2J\x1b]0;mine\x07ant\x9b1m\u202e"
 
 

@@ -6,11 +6,10 @@ the whole state at each step, and training goes on as if nothing had happened.
 """
 
 import functools
-import json
 import re
 
+import fit_program
 import keras
-import numpy as np
 import pytest
 import scripts
 import tensorflow as tf
@@ -22,28 +21,13 @@ from towers import gradients, microbatch, model_state, moving_averages, step
 from towers.runs import callbacks, checkpoints, sources
 
 BATCH, SIZE, STEPS, RESUMED_AT, CLIP = 24, 4, 5, 2, 0.05
-X = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
-Y = X[:, :3].argmax(axis=1)
-
-
-def model():
-    """Batch norm, dropout, weight decay, and an optimizer with momentum that clips."""
-    keras.utils.set_random_seed(1)
-    layers = [
-        keras.layers.Dense(16, kernel_regularizer=keras.regularizers.L2(1e-2), name="hidden"),
-        keras.layers.BatchNormalization(),
-        keras.layers.Dropout(0.3, seed=1),
-        keras.layers.Dense(3),
-    ]
-    made = toys.on_cpu(lambda: keras.Sequential([keras.Input((8,)), *layers]))
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=CLIP)
-    made.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return made
+X, Y = (part[:60] for part in fit_program.data())
 
 
 def hashes(folder, num_towers: int, until: int = STEPS) -> dict[int, str]:
     """The hash of the state after each step of a run, which goes on where it stands."""
-    made = model()
+    made = toys.on_cpu(fit_program.model)  # with weight decay, batch norm and dropout
+    made.compile(keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=CLIP), made.loss)
     towers.distribute(made, num_towers, microbatch_size=SIZE)
     chain = [
         callbacks.LearningRate(lambda seen: 0.1 / (1 + seen / 100)),
@@ -54,8 +38,7 @@ def hashes(folder, num_towers: int, until: int = STEPS) -> dict[int, str]:
         arrays.batches(X, Y), batch_size=BATCH, epochs=9, max_steps=until, callbacks=chain,
         verbose=0,
     )  # fmt: skip
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return {line["step"]: line["state_sha256"] for line in lines if "state_sha256" in line}
+    return {line["step"]: line["state_sha256"] for line in scripts.hash_lines(folder)}
 
 
 @pytest.fixture(scope="module")
@@ -89,40 +72,37 @@ def of_last(change):
 
 
 def on_second_tower(change):
-    """The passes of the later microbatches, m >= 3, have other arguments."""
+    """The passes of the later microbatches, m >= 3, have other weights or inputs."""
 
     def planted(backward):
         def function(self, weights, state, draw, batch, scale):
-            weights, batch = change(self, draw >= 3, weights, batch)
-            return backward(self, weights, state, draw, batch, scale)
+            own = [*weights, batch[0]]
+            pairs = zip(change(self, own), own, strict=True)
+            *weights, x = [tf.where(draw >= 3, other, one) for other, one in pairs]
+            return backward(self, weights, state, draw, (x, *batch[1:]), scale)
 
         return function
 
     return changed(microbatch.Microbatch, "_backward", planted)
 
 
-def stale(self, is_second, weights, batch):
+def stale(self, own):
     with tf.init_scope():
-        first = [variable.numpy() for variable in self.model.trainable_variables]
-    pairs = zip(first, weights, strict=True)
-    return [tf.where(is_second, old, new) for old, new in pairs], batch
+        return [*(variable.numpy() for variable in self.model.trainable_variables), own[-1]]
 
 
-def narrow(self, is_second, weights, batch):
-    x, *others = batch
-    rounded = tf.cast(tf.cast(x, tf.bfloat16), tf.float32)
-    return weights, (tf.where(is_second, rounded, x), *others)
+def narrow(self, own):
+    return [*own[:-1], tf.cast(tf.cast(own[-1], tf.bfloat16), tf.float32)]
 
 
-def same_examples(self, is_second, weights, batch):
-    x, *others = batch
-    return weights, (tf.where(is_second, tf.constant(X[: x.shape[0]]), x), *others)
+def same_examples(self, own):
+    return [*own[:-1], X[: own[-1].shape[0]]]
 
 
 def decay_of_one(loss):
     def function(self, weights, state, draw, batch):
         forward = loss(self, weights, state, draw, batch)
-        decay = 1e-2 * tf.reduce_sum(weights[0] ** 2)
+        decay = 1e-3 * tf.reduce_sum(weights[0] ** 2)
         return forward._replace(loss=forward.loss - tf.where(draw >= 3, decay, 0.0))
 
     return function
@@ -153,9 +133,7 @@ ERRORS = {
     "the sum is divided by the towers": (
         changed(gradients, "over", lambda over: lambda gradient, _: over(gradient, 2)), 2, 1,
     ),
-    "a tower's mean counts as another's that has more": (
-        of_last(lambda g: g * 1.5), 4, 1,
-    ),
+    "a tower's mean counts as another's that has more": (of_last(lambda g: g * 1.5), 4, 1),
     "each microbatch's gradient is clipped, not the mean": (
         changed(gradients, "sum_over_share", clipped_before), 2, 1,
     ),

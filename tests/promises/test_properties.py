@@ -3,7 +3,6 @@
 import itertools
 import tempfile
 import types
-from typing import NamedTuple
 
 import hypothesis
 import length
@@ -52,26 +51,21 @@ def chosen(global_batch_size: int, **others):
     return types.SimpleNamespace(global_batch_size=global_batch_size, **given)
 
 
-class TestLastStep:
-    @hypothesis.settings(max_examples=length.examples(500))
-    @given(MILLIONTHS, EXAMPLES_PER_EPOCH, BATCH_SIZES)
-    def test_is_the_first_to_reach_the_epochs(self, millionths, per_epoch, batch):
-        wanted = millionths * per_epoch  # examples, in millionths
-        last = resolve.last_step(chosen(batch, train_epochs=millionths / MILLION), per_epoch)
-        assert last * batch * MILLION >= wanted > (last - 1) * batch * MILLION
+@hypothesis.settings(max_examples=length.examples(500))
+@given(MILLIONTHS, EXAMPLES_PER_EPOCH, BATCH_SIZES)
+def test_the_last_step_is_the_first_to_reach_the_epochs(millionths, per_epoch, batch):
+    wanted = millionths * per_epoch  # examples, in millionths
+    last = resolve.last_step(chosen(batch, train_epochs=millionths / MILLION), per_epoch)
+    assert last * batch * MILLION >= wanted > (last - 1) * batch * MILLION
 
 
-class TestEvaluations:
-    @given(st.integers(0, 5), st.integers(1, 300), BATCH_SIZES, st.integers(1, 5000))
-    def test_come_every_few_epochs_and_after_the_epoch_of_the_last_step(
-        self, every, last_step, batch, per_epoch
-    ):
-        """A step belongs to the epoch in which it begins."""
-        asked = chosen(batch, eval_every_epochs=every)
-        epochs = resolve.evaluated_epochs(asked, last_step, per_epoch)
-        of_steps = {step * batch // per_epoch + 1 for step in range(last_step)}
-        assert epochs[-1] == max(of_steps)
-        assert epochs[:-1] == [e for e in range(1, epochs[-1]) if every and e % every == 0]
+@given(st.integers(0, 5), st.integers(1, 300), BATCH_SIZES, st.integers(1, 5000))
+def test_evaluations_come_every_few_epochs_and_after_the_last(every, last_step, batch, per_epoch):
+    """A step belongs to the epoch in which it begins."""
+    asked = chosen(batch, eval_every_epochs=every)
+    epochs = resolve.evaluated_epochs(asked, last_step, per_epoch)
+    assert epochs[-1] == (last_step - 1) * batch // per_epoch + 1
+    assert epochs[:-1] == [e for e in range(1, epochs[-1]) if every and e % every == 0]
 
 
 SEEDS = st.integers(0, 2**31 - 1)
@@ -85,69 +79,50 @@ def draws_shown(images, draws) -> tf.Tensor:
 
 
 @pytest.mark.pitfall(30)
-class TestTrainingBatches:
+@hypothesis.settings(max_examples=length.examples(36))
+@given(st.integers(1, 12), SEEDS, st.data())
+def test_training_batches_hold_the_stream_wherever_it_is_entered(num_examples, seed, data):
     """On images that are their own number, with labels that are another function of it."""
+    batch = data.draw(st.integers(1, 2 * num_examples + 3), label="global_batch_size")
+    epochs = data.draw(st.integers(1, 4), label="epochs")
+    last = -(-epochs * num_examples // batch)
+    first = data.draw(st.integers(0, last), label="first_step")
+    images = np.arange(num_examples)[:, None]
+    labels = (np.arange(num_examples) * 7 + 3) % 11
+    source = arrays.batches(images, labels, augment=draws_shown, seed=seed)
+    from_start, resumed = (
+        [np.column_stack(one) for one in source.batches(begin, last, global_batch_size=batch)]
+        for begin in (0, first)
+    )
+    assert len(resumed) == last - first
+    for one, again in zip(from_start[first:], resumed, strict=True):
+        assert one.shape == (batch, 5)
+        np.testing.assert_array_equal(one, again)
 
-    @hypothesis.settings(max_examples=length.examples(36))
-    @given(st.integers(1, 12), SEEDS, st.data())
-    def test_hold_the_stream_wherever_it_is_entered(self, num_examples, seed, data):
-        batch = data.draw(st.integers(1, 2 * num_examples + 3), label="global_batch_size")
-        epochs = data.draw(st.integers(1, 4), label="epochs")
-        last = -(-epochs * num_examples // batch)
-        first = data.draw(st.integers(0, last), label="first_step")
-        images = np.arange(num_examples)[:, None]
-        labels = (np.arange(num_examples) * 7 + 3) % 11
-        source = arrays.batches(images, labels, augment=draws_shown, seed=seed)
-        from_start, resumed = (
-            [
-                (shown.numpy(), its_labels.numpy())
-                for shown, its_labels in source.batches(step, last, global_batch_size=batch)
-            ]
-            for step in (0, first)
-        )
-        assert len(resumed) == last - first
-        for (shown, its_labels), (again, their_labels) in zip(
-            from_start[first:], resumed, strict=True
-        ):
-            assert shown.shape == (batch, 4)
-            np.testing.assert_array_equal(shown, again)
-            np.testing.assert_array_equal(its_labels, their_labels)
-
-        shown, its_labels = (np.concatenate(parts) for parts in zip(*from_start, strict=True))
-        ids, mirrored = shown[:, 0], shown[:, 3]
-        np.testing.assert_array_equal(its_labels, labels[ids])
-        of_epoch = []
-        for epoch in range(epochs):
-            window = slice(epoch * num_examples, (epoch + 1) * num_examples)
-            assert sorted(ids[window]) == list(range(num_examples))
-            of_epoch.append(mirrored[window][ids[window].argsort()])
-        for one, next_one in itertools.pairwise(of_epoch):
-            np.testing.assert_array_equal(one, 1 - next_one)
+    ids, _, _, mirrored, its_labels = np.concatenate(from_start).T
+    np.testing.assert_array_equal(its_labels, labels[ids])
+    of_epoch = []
+    for epoch in range(epochs):
+        window = slice(epoch * num_examples, (epoch + 1) * num_examples)
+        assert sorted(ids[window]) == list(range(num_examples))
+        of_epoch.append(mirrored[window][ids[window].argsort()])
+    for one, next_one in itertools.pairwise(of_epoch):
+        np.testing.assert_array_equal(one, 1 - next_one)
 
 
 ROWS = 3
 KINDS = ("dense", "sparse", "none")
 
 
-class Part(NamedTuple):
-    """One microbatch's gradient of one weight."""
-
-    given: gradients.Gradient
-    dense: np.ndarray  # float64, [] or [ROWS, ...]
-
-
-def part(kind: str, values: np.ndarray, rows: list[int], shape, dtype: tf.DType) -> Part:
-    """Of values of `shape`, or of these rows."""
-    dense = np.zeros(shape)
+def part(kind: str, values: np.ndarray, rows: list[int], shape, dtype) -> gradients.Gradient:
+    """One microbatch's gradient of one weight: of values of `shape`, or of these rows."""
     if kind == "none":
-        return Part(None, dense)
+        return None
     tensor = tf.cast(tf.constant(np.float32(values)), dtype)
-    exact = tf.cast(tensor, tf.float64).numpy()
     if kind == "dense":
-        return Part(tensor, exact)
-    np.add.at(dense, rows, exact)
+        return tensor
     indices = tf.constant(rows, tf.int64, shape=[len(rows)])
-    return Part(tf.IndexedSlices(tensor, indices, tf.constant(shape, tf.int64)), dense)
+    return tf.IndexedSlices(tensor, indices, tf.constant(shape, tf.int64))
 
 
 @st.composite
@@ -173,31 +148,36 @@ def parts_of_weights(draw, num_parts, whole):
     return weights
 
 
-def tower_sums(weights, edges: list[int]) -> list[gradients.Sums]:
-    """Of towers whose microbatches run from one edge to the next."""
-    by_part = [[part.given for part in parts] for parts in zip(*weights, strict=True)]
-    return [
-        gradients.sum_over_share(by_part[a:b], range(a, b), len(by_part))
-        for a, b in itertools.pairwise(edges)
-    ]
+def added_up(weights, edges: list[int]) -> list[gradients.Gradient]:
+    """The sum of all parts, by towers whose microbatches run from one edge to the next."""
+    by_part, everything = [*zip(*weights, strict=True)], {}
+    for a, b in itertools.pairwise(edges):
+        everything |= gradients.sum_over_share(by_part[a:b], range(a, b), len(by_part))
+    return gradients.add_up(everything, (0, len(by_part)), gradients.add_weight_by_weight)
 
 
-def check_sum(found: gradients.Gradient, parts: list[Part]) -> None:
+def dense(gradient: gradients.Gradient) -> np.ndarray:
+    """In float64, with all rows."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return tf.cast(gradient, tf.float64).numpy()
+    total = np.zeros(gradient.shape)
+    np.add.at(total, gradient.indices.numpy(), tf.cast(gradient.values, tf.float64).numpy())
+    return total
+
+
+def check_sum(found: gradients.Gradient, parts: list[gradients.Gradient]) -> None:
     """That `found` is the sum of `parts`, of whole numbers, and of the kind that they are."""
-    kinds = {type(part.given) for part in parts} - {type(None)}
-    if not kinds:
+    there = [part for part in parts if part is not None]
+    if not there:
         assert found is None
         return
     assert found.dtype == tf.float32
-    total = np.sum([part.dense for part in parts], axis=0)
-    assert isinstance(found, tf.IndexedSlices) == (kinds == {tf.IndexedSlices})
-    if isinstance(found, tf.IndexedSlices):
-        rows = [part.given.indices for part in parts if part.given is not None]
-        np.testing.assert_array_equal(found.indices, np.concatenate(rows))  # in their order
-        dense = np.zeros(total.shape)
-        np.add.at(dense, found.indices.numpy(), found.values.numpy())
-        found = dense
-    np.testing.assert_array_equal(found, total)
+    is_sparse = all(isinstance(part, tf.IndexedSlices) for part in there)
+    assert isinstance(found, tf.IndexedSlices) == is_sparse
+    if is_sparse:
+        rows = np.concatenate([part.indices for part in there])  # in their order
+        np.testing.assert_array_equal(found.indices, rows)
+    np.testing.assert_array_equal(dense(found), np.sum([dense(part) for part in there], axis=0))
 
 
 def top_down(values: list[np.ndarray]) -> np.ndarray:
@@ -208,25 +188,9 @@ def top_down(values: list[np.ndarray]) -> np.ndarray:
     return top_down(values[:left]) + top_down(values[left:])
 
 
-def bits(gradient: gradients.Gradient):
-    if gradient is None:
-        return None
-    if isinstance(gradient, tf.IndexedSlices):
-        return gradient.indices.numpy().tolist(), gradient.values.numpy().tobytes()
-    return gradient.numpy().tobytes()
-
-
-@st.composite
-def edges_of_towers(draw, num_parts):
-    """Where towers begin, and the end: any number of towers, of any shares."""
-    inner = draw(st.sets(st.integers(1, num_parts - 1))) if num_parts > 1 else set()
-    return [0, *sorted(inner), num_parts]
-
-
-def total_of(sums, num_parts: int) -> list[gradients.Gradient]:
-    """Of the towers' sums, the sum of all parts."""
-    everything = {subtree: total for of_tower in sums for subtree, total in of_tower.items()}
-    return gradients.add_up(everything, (0, num_parts), gradients.add_weight_by_weight)
+def bits(of_weights: list[gradients.Gradient]) -> list[bytes | None]:
+    tensors = tf.nest.flatten(of_weights, expand_composites=True)  # slices are several
+    return [tensor if tensor is None else tensor.numpy().tobytes() for tensor in tensors]
 
 
 @pytest.mark.pitfall(21, 33)
@@ -236,11 +200,10 @@ class TestReduction:
     def test_has_the_same_bits_in_any_split_into_towers(self, num_parts, whole, data):
         """And of whole numbers it is NumPy's."""
         weights = data.draw(parts_of_weights(num_parts, whole))
-        edges = data.draw(edges_of_towers(num_parts), label="edges")
-        split, at_once = (
-            total_of(tower_sums(weights, some), num_parts) for some in (edges, [0, num_parts])
-        )
-        assert [bits(gradient) for gradient in split] == [bits(gradient) for gradient in at_once]
+        # Any number of towers, of any shares.
+        begins = data.draw(st.sets(st.integers(0, num_parts)), label="begins")
+        split = added_up(weights, sorted({0, *begins, num_parts}))
+        assert bits(split) == bits(added_up(weights, [0, num_parts]))
         for gradient, parts in zip(split if whole else [], weights if whole else [], strict=True):
             check_sum(gradient, parts)
 

@@ -1,6 +1,5 @@
 """Signals are remembered, answered between two steps, and handled as before afterwards."""
 
-import os
 import signal
 
 import pytest
@@ -8,15 +7,11 @@ import pytest
 from towers.runs import interrupts
 
 
-def send(number: int) -> None:
-    os.kill(os.getpid(), number)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_is_remembered_and_its_handler_comes_back(number):
     before = signal.getsignal(number)
     with interrupts.Interrupts() as asked:
-        send(number)
+        signal.raise_signal(number)
         assert asked.received == number
     assert signal.getsignal(number) == before
 
@@ -25,7 +20,7 @@ def test_a_sighup_that_nohup_ignores_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with interrupts.Interrupts() as asked:
-            send(signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
             assert asked.received is None
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
@@ -35,8 +30,8 @@ def test_a_sighup_that_nohup_ignores_stays_ignored():
 def test_a_second_ctrl_c_acts_at_once_and_the_first_after_a_sigterm_does_not():
     """The checkpoint that the SIGTERM asked for may be under way."""
     with interrupts.Interrupts() as asked:
-        send(signal.SIGTERM)
-        send(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
         assert asked.received == signal.SIGTERM
         with pytest.raises(KeyboardInterrupt):
-            send(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)

@@ -1,12 +1,10 @@
 """What a run writes for TensorBoard, read back from its event files."""
 
-import io
 from types import SimpleNamespace
 
 import keras
 import numpy as np
 import pytest
-from PIL import Image
 from tensorboard.backend.event_processing import event_accumulator
 from tensorboard.util import tensor_util
 
@@ -43,7 +41,27 @@ class Note(callbacks.RunCallback):
         self.watched[self.run.state.step] = self.run.watched
 
 
-def train(path, *, summary_every_steps: int) -> SimpleNamespace:
+class Events:
+    """The event files of one folder."""
+
+    def __init__(self, folder):
+        everything = {kind: 0 for kind in event_accumulator.DEFAULT_SIZE_GUIDANCE}
+        self.read = event_accumulator.EventAccumulator(str(folder), everything).Reload()
+
+    def tags(self, plugin: str) -> set[str]:
+        return {
+            tag
+            for tag in self.read.Tags()["tensors"]
+            if self.read.SummaryMetadata(tag).plugin_data.plugin_name == plugin
+        }
+
+    def values(self, tag: str) -> dict[int, np.ndarray]:
+        """Step to value."""
+        events = self.read.Tensors(tag)
+        return {event.step: tensor_util.make_ndarray(event.tensor_proto) for event in events}
+
+
+def run_in(path, *, summary_every_steps: int) -> SimpleNamespace:
     """A run in `path`, with what each of its steps was made of."""
     keras.utils.set_random_seed(1)
     decay = keras.regularizers.L2(0.01)
@@ -65,72 +83,38 @@ def train(path, *, summary_every_steps: int) -> SimpleNamespace:
         arrays.batches(X, Y), batch_size=BATCH, epochs=2, validation_data=(X[:16], Y[:16]),
         callbacks=chain, verbose=0,
     )  # fmt: skip
-    metrics = run_folder.read_lines(run.folder.metrics)
     return SimpleNamespace(
-        folder=run.folder, note=note, state_sha256=run.state.sha256(), metrics=metrics
+        note=note,
+        state_sha256=run.state.sha256(),
+        metrics=run_folder.read_lines(run.folder.metrics),
+        train=Events(path / "train"),
+        eval=Events(path / "eval"),
     )
-
-
-class Events:
-    """The event files of one folder."""
-
-    def __init__(self, folder):
-        everything = {kind: 0 for kind in event_accumulator.DEFAULT_SIZE_GUIDANCE}
-        self.read = event_accumulator.EventAccumulator(str(folder), everything).Reload()
-
-    def tags(self, plugin: str) -> set[str]:
-        return {
-            tag
-            for tag in self.read.Tags()["tensors"]
-            if self.read.SummaryMetadata(tag).plugin_data.plugin_name == plugin
-        }
-
-    def values(self, tag: str) -> dict[int, np.ndarray]:
-        """Step to value."""
-        events = self.read.Tensors(tag)
-        return {event.step: tensor_util.make_ndarray(event.tensor_proto) for event in events}
-
-    def images(self, tag: str) -> dict[int, np.ndarray]:
-        """Step to uint8 [n, height, width, 3]."""
-        return {
-            step: np.stack([np.asarray(Image.open(io.BytesIO(png))) for png in value[2:]])
-            for step, value in self.values(tag).items()
-        }
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """One run of all that follows."""
-    return train(tmp_path_factory.mktemp("runs") / "first", summary_every_steps=3)
+    return run_in(tmp_path_factory.mktemp("runs") / "first", summary_every_steps=3)
 
 
-@pytest.fixture(scope="module")
-def train_events(done):
-    return Events(done.folder.path / "train")
-
-
-@pytest.fixture(scope="module")
-def eval_events(done):
-    return Events(done.folder.path / "eval")
-
-
-def test_training_writes_these_tags(done, train_events):
-    assert train_events.tags("scalars") == SCALARS
+def test_training_writes_these_tags(done):
+    assert done.train.tags("scalars") == SCALARS
     shown = {f"{what}/{name}" for what in ("weights", "gradients") for name in WEIGHTS}
     shown |= {"activations/hidden", "activations/logits"}
-    assert train_events.tags("histograms") == shown
-    assert train_events.tags("images") == {"augmented_images"}
+    assert done.train.tags("histograms") == shown
+    assert done.train.tags("images") == {"augmented_images"}
 
 
-def test_scalars_are_those_of_the_metrics_file(done, train_events, eval_events):
+def test_scalars_are_those_of_the_metrics_file(done):
     """Also by the examples seen: runs of other batch sizes have other steps."""
     steps = [line for line in done.metrics if "step_seconds" in line]
     assert [line["step"] for line in steps] == LOGGED
     evaluations = [line for line in done.metrics if "val_loss" in line]
     assert [line["step"] for line in evaluations] == EVALUATED
     for events, lines, names, prefix in (
-        (train_events, steps, ("loss", "accuracy", "learning_rate"), ""),
-        (eval_events, evaluations, ("loss", "accuracy"), "val_"),
+        (done.train, steps, ("loss", "accuracy", "learning_rate"), ""),
+        (done.eval, evaluations, ("loss", "accuracy"), "val_"),
     ):
         for name in names:
             values = {line["step"]: np.float32(line[prefix + name]) for line in lines}
@@ -140,36 +124,36 @@ def test_scalars_are_those_of_the_metrics_file(done, train_events, eval_events):
 
 
 @pytest.mark.pitfall(6)
-def test_the_loss_is_the_mean_over_towers_and_their_spread_is_beside_it(done, train_events):
+def test_the_loss_is_the_mean_over_towers_and_their_spread_is_beside_it(done):
     for step in LOGGED:
         a, b, c, d = done.note.watched[step].losses.numpy()
-        assert train_events.values("loss")[step] == pytest.approx((a + b + c + d) / 4, rel=1e-6)
-        spread = train_events.values("towers/loss_spread")[step]
+        assert done.train.values("loss")[step] == pytest.approx((a + b + c + d) / 4, rel=1e-6)
+        spread = done.train.values("towers/loss_spread")[step]
         assert spread == pytest.approx(abs((a + b) / 2 - (c + d) / 2), abs=1e-6)
         decay = 0.01 * np.square(done.note.weights[step][0]).sum()  # of the weights before it
-        assert train_events.values("weight_decay")[step] == pytest.approx(decay, rel=1e-5)
+        assert done.train.values("weight_decay")[step] == pytest.approx(decay, rel=1e-5)
 
 
 @pytest.mark.pitfall(8, 14)
-def test_what_is_shown_is_the_steps_own(tmp_path, done, train_events):
+def test_what_is_shown_is_the_steps_own(tmp_path, done):
     """No batch is drawn for summaries, and they show the weights and gradients of their step."""
     for step in SHOWN:
         gradients = [gradient.numpy() for gradient in done.note.watched[step].gradients]
         for name, gradient in zip(WEIGHTS, gradients, strict=True):
-            check_histogram(train_events.values(f"gradients/{name}")[step], gradient)
+            check_histogram(done.train.values(f"gradients/{name}")[step], gradient)
         norm = np.sqrt(sum(np.square(gradient).sum() for gradient in gradients))
-        assert train_events.values("gradient_norm")[step] == pytest.approx(norm, rel=1e-6)
+        assert done.train.values("gradient_norm")[step] == pytest.approx(norm, rel=1e-6)
         kernel, bias = done.note.weights[step][:2]
         first = done.note.images[step][:MICROBATCH].reshape(-1, 48)
         hidden = np.maximum(first @ kernel + bias, 0.0)
-        assert train_events.values("sparsity/hidden")[step] == np.float32((hidden == 0).mean())
-        check_histogram(train_events.values("activations/hidden")[step], hidden)
+        assert done.train.values("sparsity/hidden")[step] == np.float32((hidden == 0).mean())
+        check_histogram(done.train.values("activations/hidden")[step], hidden)
     # Weights are shown as the update left them.
     for name, weight in zip(WEIGHTS, done.note.weights[4], strict=True):
-        check_histogram(train_events.values(f"weights/{name}")[3], weight)
-    without = train(tmp_path / "without", summary_every_steps=0)
+        check_histogram(done.train.values(f"weights/{name}")[3], weight)
+    without = run_in(tmp_path / "without", summary_every_steps=0)
     assert without.state_sha256 == done.state_sha256
-    assert not Events(without.folder.path / "train").tags("histograms")
+    assert not without.train.tags("histograms")
 
 
 def check_histogram(shown: np.ndarray, values: np.ndarray) -> None:
@@ -182,8 +166,8 @@ def check_histogram(shown: np.ndarray, values: np.ndarray) -> None:
     assert np.abs(np.cumsum(shown[:-1, 2]) - below).max() <= 1
 
 
-def test_the_graph_shows_towers_side_by_side_each_with_its_backward_pass(train_events):
-    nodes = {node.name: node for node in train_events.read.Graph().node}
+def test_the_graph_shows_towers_side_by_side_each_with_its_backward_pass(done):
+    nodes = {node.name: node for node in done.train.read.Graph().node}
     boxes = {name.split("/")[0] for name in nodes}
     # From 15 boxes on, TensorBoard puts the best connected ones among the "auxiliary nodes".
     assert len(boxes) < 15

@@ -30,16 +30,16 @@ def sequential(*layers, width=6, **arguments):
     return model
 
 
-def usual(classes=2, *between, **arguments):
-    layers = dense(8, activation="relu"), keras.layers.BatchNormalization(), *between
-    return sequential(*layers, dense(classes, name="head"), **arguments)
+def usual(classes=2):
+    layers = dense(8, activation="relu"), keras.layers.BatchNormalization()
+    return sequential(*layers, dense(classes, name="head"))
 
 
-def run_in(folder, model, epochs=2, callbacks=(), num_towers=1, **arguments):
+def run_in(folder, model, epochs=2, callbacks=(), **arguments):
     """A run of three steps an epoch, with checkpoints after each other one and each epoch."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.01), loss)
-    towers.distribute(model, num_towers, microbatch_size=4)
+    towers.distribute(model, 1, microbatch_size=4)
     run = towers.Run(folder, model, **arguments)
     run.fit(
         arrays.batches(X, Y), batch_size=16, epochs=epochs, callbacks=[*callbacks], verbose=0,
@@ -48,39 +48,25 @@ def run_in(folder, model, epochs=2, callbacks=(), num_towers=1, **arguments):
     return run
 
 
-taken = warm_start.take
-
-
-def values(model):
-    return [np.array(variable.value) for variable in model.variables]
-
-
 def assert_same(these, those):
-    assert len(these) == len(those)
     for this, that in zip(these, those, strict=True):
         np.testing.assert_array_equal(this, that)
 
 
-@pytest.fixture
-def saved(tmp_path):
-    """Saves a model; returns its file."""
-
-    def save(model):
-        path = tmp_path / "saved.keras"
-        model.save(path)
-        return path
-
-    return save
+def saved(folder, model):
+    """The file of a model that is saved in a folder."""
+    model.save(folder / "saved.keras")
+    return folder / "saved.keras"
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A run that has finished, and the weights that are evaluated."""
-    folder, model = tmp_path_factory.mktemp("warm") / "first", usual()
+    folder, model = tmp_path_factory.mktemp("warm") / "step-7", usual()  # named as a checkpoint is
     average = run_callbacks.MovingAverages(model, 0.5)
     run_in(folder, model, callbacks=[average])
     with average.averaged():
-        return folder, values(model)
+        return folder, model.get_weights()
 
 
 @keras.saving.register_keras_serializable("warm")
@@ -136,8 +122,7 @@ def exported(model):
 
 def in_two_places(first, second):
     """A layer, or two of them, in two models with names."""
-    parts = keras.Sequential([first], name="p1"), keras.Sequential([second], name="p2")
-    return sequential(*parts)
+    return sequential(keras.Sequential([first], name="p1"), keras.Sequential([second], name="p2"))
 
 
 # The model in the file, the one that takes from it, and the layers that keep their own weights.
@@ -150,9 +135,7 @@ TAKEN = {
     ),
     "another shape": (
         usual, lambda: usual(3),
-        [
-            "head (there float32 [8, 2], float32 [2], here float32 [8, 3], float32 [3])",
-        ],
+        ["head (there float32 [8, 2], float32 [2], here float32 [8, 3], float32 [3])"],
     ),
     "a subclass": (lambda: Own(1), lambda: Own(1), []),
     "within the exported one": (lambda: exported(made_up()), made_up, []),
@@ -164,20 +147,20 @@ TAKEN = {
 
 class TestLayers:
     @pytest.mark.parametrize("which", TAKEN)
-    def test_take_those_of_the_same_name_and_shape(self, saved, which):
+    def test_take_those_of_the_same_name_and_shape(self, tmp_path, which):
         make_source, make_model, keep = TAKEN[which]
         source, model = make_source(), make_model()
-        before = values(model)
-        found = taken(saved(source), model)
+        before = model.get_weights()
+        found = warm_start.take(saved(tmp_path, source), model)
         assert found["kept"] == keep
-        left = values(source)
+        left = source.get_weights()
         if which == "another shape":
             left[-2:] = before[-2:]
         elif keep:
             new = model.get_layer("new")
-            place = next(n for n, v in enumerate(model.variables) if v is new.variables[0])
+            place = next(n for n, v in enumerate(model.weights) if v is new.weights[0])
             left[place:place] = before[place : place + 2]
-        assert_same(values(model), left)
+        assert_same(model.get_weights(), left)
 
     @pytest.mark.parametrize(
         ("source", "model"),
@@ -186,74 +169,66 @@ class TestLayers:
             (lambda: named("dense_1", "dense_2"), lambda: named("dense_2")),
             (lambda: sequential(dense(6)), lambda: sequential(dense(6), dense(6))),
             (lambda: sequential(named("c", name="a"), named("c", name="b")), lambda: named("c")),
+            # And a layer that is used twice here any of two there.
+            (lambda: in_two_places(dense(6), dense(6)), lambda: in_two_places(*[dense(6)] * 2)),
         ],
     )
-    def test_that_could_go_in_several_ways_go_nowhere(self, saved, source, model):
-        path, model = saved(source()), model()
-        before = values(model)
+    def test_that_could_go_in_several_ways_go_nowhere(self, tmp_path, source, model):
+        path, model = saved(tmp_path, source()), model()
+        before = model.get_weights()
         with pytest.raises(warm_start.WarmStartError, match="no layer of the model"):
-            taken(path, model)
-        assert_same(values(model), before)
+            warm_start.take(path, model)
+        assert_same(model.get_weights(), before)
 
-    def test_that_are_one_here_and_two_there_keep_their_own(self, saved):
-        shared = dense(6)
-        model = in_two_places(shared, shared)
-        before = values(model)
-        with pytest.raises(warm_start.WarmStartError, match="no layer of the model"):
-            taken(saved(in_two_places(dense(6), dense(6))), model)
-        assert_same(values(model), before)
-
-    def test_that_changed_places_are_not_confused(self, saved):
+    def test_that_changed_places_are_not_confused(self, tmp_path):
         """By kind and order each would get the weights of another, of the same shapes."""
         names = ("encoder", "decoder")
         source, model = two_parts(*names), two_parts(*reversed(names))
-        taken(saved(source), model)
+        warm_start.take(saved(tmp_path, source), model)
         for name in names:
-            assert_same(values(model.get_layer(name)), values(source.get_layer(name)))
+            assert_same(model.get_layer(name).get_weights(), source.get_layer(name).get_weights())
 
-    def test_that_have_the_made_up_names_of_others_keep_their_own(self, saved):
+    def test_that_have_the_made_up_names_of_others_keep_their_own(self, tmp_path):
         """By name they would be others than by their place."""
         model = named("dense_2", "dense_1", "last")
-        before = values(model)[:4]
-        found = taken(saved(named("dense_1", "dense_2", "last")), model)
+        before = model.get_weights()[:4]
+        found = warm_start.take(saved(tmp_path, named("dense_1", "dense_2", "last")), model)
         assert len(found["kept"]) == 2
-        assert_same(values(model)[:4], before)
+        assert_same(model.get_weights()[:4], before)
 
-    def test_within_a_model_that_gained_layers_without_names_keep_their_own(self, saved):
+    def test_within_a_model_that_gained_layers_without_names_keep_their_own(self, tmp_path):
         source, model = Own(1), Own(2)
-        before = values(model.begin) + values(model.end[0])
-        found = taken(saved(source), model)
+        before = model.begin.get_weights() + model.end[0].get_weights()
+        found = warm_start.take(saved(tmp_path, source), model)
         assert len(found["kept"]) == 3
         np.testing.assert_array_equal(model.scale.value, source.scale.value)
-        assert_same(values(model.begin) + values(model.end[0]), before)
+        assert_same(model.begin.get_weights() + model.end[0].get_weights(), before)
 
-    def test_of_classes_that_only_the_program_has_are_known(self, saved):
+    def test_of_classes_that_only_the_program_has_are_known(self, tmp_path):
         class Unregistered(keras.layers.Dense):
             pass
 
         source, model = (sequential(Unregistered(6), dense(2)) for _ in range(2))
-        assert taken(saved(source), model)["kept"] == []
-        assert_same(values(model), values(source))
+        assert warm_start.take(saved(tmp_path, source), model)["kept"] == []
+        assert_same(model.get_weights(), source.get_weights())
 
-    def test_whose_code_is_in_the_file_are_refused(self, saved):
+    def test_whose_code_is_in_the_file_are_refused(self, tmp_path):
         source = sequential(keras.layers.Lambda(lambda x: 2 * x), dense(2))
         with pytest.raises(warm_start.WarmStartError, match="saved.keras cannot be read"):
-            taken(saved(source), sequential(dense(2)))
+            warm_start.take(saved(tmp_path, source), sequential(dense(2)))
 
 
 class TestState:
-    def test_begins_at_the_weights_but_for_draws_and_optimizer(self, saved):
-        source = toys.dropout_classifier()
-        model = toys.dropout_classifier()
+    def test_begins_at_the_weights_but_for_draws_and_optimizer(self, tmp_path):
+        source, model = toys.dropout_classifier(), toys.dropout_classifier()
         source.get_layer("norm").moving_mean.assign(np.full(16, 7.0))
         model.get_layer("drop").seed_generator.state.assign([3, 4])
-        taken(saved(source), model)
-        trained = [[w.numpy() for w in m.trainable_variables] for m in (model, source)]
-        assert_same(*trained)
+        warm_start.take(saved(tmp_path, source), model)
+        assert_same(model.trainable_variables, source.trainable_variables)
         np.testing.assert_array_equal(model.get_layer("norm").moving_mean, np.full(16, 7.0))
         assert list(model.get_layer("drop").seed_generator.state.numpy()) == [3, 4]
 
-    def test_what_a_normalization_learned_is_taken_too(self, tmp_path, saved):
+    def test_what_a_normalization_learned_is_taken_too(self, tmp_path):
         """Graphs have it as constants; the first loss is by those that were taken."""
 
         def model(data):
@@ -264,13 +239,13 @@ class TestState:
             )
 
         source, new, again, other = model(3 * X + 1), model(X), model(X), model(X)
-        run_in(tmp_path / "run", new, 1, init_from=saved(source))
+        run_in(tmp_path / "run", new, 1, init_from=saved(tmp_path, source))
         first, *_ = run_folder.read_lines(tmp_path / "run" / "metrics.jsonl")
         source.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         [(inputs, labels)] = arrays.batches(X, Y).batches(0, 1, global_batch_size=16)
         assert first["loss"] == pytest.approx(source.evaluate(inputs, labels, verbose=0), rel=1e-5)
         run_in(tmp_path / "run", again)  # goes on
-        taken(tmp_path / "run" / "checkpoints" / "step-6", other)
+        warm_start.take(tmp_path / "run" / "checkpoints" / "step-6", other)
         final = keras.saving.load_model(tmp_path / "run" / "final_model.keras")
         for one in (again, other):
             np.testing.assert_allclose(one(X), final(X), rtol=1e-5, atol=1e-6)
@@ -280,13 +255,8 @@ class TestARun:
     @pytest.mark.parametrize("within", ["", "checkpoints/step-6"])
     def test_gives_the_weights_that_were_evaluated(self, finished, within):
         folder, evaluated = finished
-        taken(folder / within, model := usual())
-        assert_same(values(model), evaluated)
-
-    def test_may_have_a_folder_named_as_a_checkpoint(self, finished, tmp_path):
-        folder = shutil.copytree(finished[0], tmp_path / "step-7")
-        taken(folder, model := usual())
-        assert_same(values(model), finished[1])
+        warm_start.take(folder / within, model := usual())
+        assert_same(model.get_weights(), evaluated)
 
     def test_whose_summary_is_damaged_gives_its_newest_checkpoint(self, finished, tmp_path):
         folder = shutil.copytree(finished[0], tmp_path / "run")
@@ -294,18 +264,16 @@ class TestARun:
         assert warm_start.locate(folder).endswith("checkpoints/step-6")
 
     def test_that_has_no_names_gives_all_or_nothing(self, finished):
-        before = values(model := usual(3))
+        before = (model := usual(3)).get_weights()
         with pytest.raises(warm_start.WarmStartError, match="have no names"):
-            taken(finished[0] / "checkpoints" / "step-4", model)
-        assert_same(values(model), before)
+            warm_start.take(finished[0] / "checkpoints" / "step-4", model)
+        assert_same(model.get_weights(), before)
 
     def test_s_weights_are_where_its_averages_begin(self, finished, tmp_path):
-        folder, evaluated = finished
         average = run_callbacks.MovingAverages(model := usual(), 0.999999)
         rate = run_callbacks.LearningRate(lambda seen: 0.0)
-        run_in(tmp_path / "run", model, 1, [average, rate], init_from=folder)
-        trained = [w.numpy() for w in model.trainable_variables]
-        assert_same([average.numpy() for average in average.averages], trained)
+        run_in(tmp_path / "run", model, 1, [average, rate], init_from=finished[0])
+        assert_same(average.averages, model.trainable_variables)
 
     @pytest.mark.parametrize("frozen", [(), (1,)])
     def test_with_frozen_layers_gives_them_to_one_with_others(self, tmp_path, frozen):
@@ -319,9 +287,8 @@ class TestARun:
 
         source = model(1)
         run_in(tmp_path, source, 1)
-        checkpoint = tmp_path / "checkpoints" / "step-3"
-        taken(checkpoint, new := model(*frozen))
-        assert_same(values(new), values(source))
+        warm_start.take(tmp_path / "checkpoints" / "step-3", new := model(*frozen))
+        assert_same(new.get_weights(), source.get_weights())
 
 
 @pytest.mark.parametrize(
@@ -331,15 +298,14 @@ def test_what_gives_no_weights_is_refused(tmp_path, name):
     for file in ("a.weights.h5", "broken.keras"):
         (tmp_path / file).write_text("text")
     with pytest.raises(warm_start.WarmStartError) as refused:
-        taken(tmp_path / name, usual())
+        warm_start.take(tmp_path / name, usual())
     assert str(refused.value).startswith(f"init_from={tmp_path / name}: ")
 
 
 @pytest.fixture
 def first(run_of, tmp_path):
     """A copy of a run of one step."""
-    run = run_of("--max_steps=1", "--summary_every_steps=0")
-    return shutil.copytree(run, tmp_path / "first")
+    return shutil.copytree(run_of("--max_steps=1", "--summary_every_steps=0"), tmp_path / "first")
 
 
 class TestTheCommand:
