@@ -9,6 +9,7 @@ import worker_checks
 from several import Workers
 
 from towers import worker
+from towers.multi_worker import collectives
 
 
 @functools.cache
@@ -52,6 +53,10 @@ def test_another_order_of_additions_shows():
     # So that the tests above are of something.
     found = worker_checks.train(worker.Workers(), toys.small_cifarnet(), microbatch=4)
     assert found["losses"] != alone("cifarnet")["losses"]
+
+
+def test_the_largest_key_is_an_int32():
+    assert collectives._FIRST_KEY + 2 * (collectives._KEYS - 1) + 1 < 2**31
 
 
 def test_a_gradient_of_unknown_shape_is_refused(of_workers):
