@@ -85,7 +85,7 @@ def test_what_does_not_fit_is_said(folder, tmp_path, chosen, code, said):
 
 @pytest.mark.long
 def test_a_network_of_keras_applications(folder, tmp_path):
-    """Two towers and one have the same bits; and it goes on."""
+    """Two towers and one have the same bits."""
     chosen = ["--model=MobileNetV3Small", "--image_size=32"]
     for name, more in [("one", []), ("two", ["--num_towers=2"])]:
         done = scripts.run("train", *flags(folder, tmp_path / name, *chosen, *more))
