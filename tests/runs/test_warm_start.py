@@ -120,9 +120,10 @@ def exported(model):
     return keras.Model(inputs, keras.layers.Softmax()(model(inputs)))
 
 
-def in_two_places(first, second):
-    """A layer, or two of them, in two models with names."""
-    return sequential(keras.Sequential([first], name="p1"), keras.Sequential([second], name="p2"))
+def in_two_places(first, second, *more):
+    """A layer, or two of them, in two models with names; and what follows these."""
+    parts = [keras.Sequential([one], name=name) for one, name in ((first, "p1"), (second, "p2"))]
+    return sequential(*parts, *more)
 
 
 # The model in the file, the one that takes from it, and the layers that keep their own weights.
@@ -179,6 +180,13 @@ class TestLayers:
         with pytest.raises(warm_start.WarmStartError, match="no layer of the model"):
             warm_start.take(path, model)
         assert_same(model.get_weights(), before)
+
+    def test_that_are_one_here_and_two_there_keep_their_own(self, tmp_path):
+        source = in_two_places(dense(6), dense(6), named("c", name="a"))
+        model = in_two_places(*[dense(6)] * 2, named("c", name="a"))
+        before = model.get_weights()
+        assert len(warm_start.take(saved(tmp_path, source), model)["kept"]) == 1
+        assert_same(model.get_weights(), [*before[:2], *source.get_weights()[4:]])
 
     def test_that_changed_places_are_not_confused(self, tmp_path):
         """By kind and order each would get the weights of another, of the same shapes."""

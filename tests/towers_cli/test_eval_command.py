@@ -141,6 +141,13 @@ def test_a_checkpoint_that_is_missing_is_named_beside_those_that_are_there(folde
     assert re.fullmatch(r"eval.py: error: checkpoint=30: .* 20, 40\n", done.stderr)
 
 
+def test_a_newest_checkpoint_that_is_damaged_is_named(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "step-40" / "state.index").write_bytes(b"")
+    done, lines = evaluate(tmp_path / "run")
+    assert (done.returncode, lines) == (1, []) and "step-40 cannot be restored" in done.stderr
+
+
 def test_a_run_that_is_removed_or_replaced_meanwhile_is_not_evaluated(folder, run_of, tmp_path):
     chosen = settings.EvalSettings(train_dir=str(tmp_path / "run"), run_once=False)
     shutil.copytree(folder, tmp_path / "run")
