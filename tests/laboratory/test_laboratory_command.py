@@ -92,6 +92,7 @@ def test_without_arguments_it_lists_rules_with_formula_and_source(capsys):
         (["--rule=easgd", "--workers=2.5"], "2.5: must be a whole number"),
         (["--rule=easgd", "--time=nan"], "nan: must be at least 1 and at most 100,000"),
         (["--rule=easgd", "--bound=3"], "--bound=3: only for --rule=bounded_staleness"),
+        (["--rule=easgd", "--speeds=straggler", "--slowdown=0.5"], "0.5: must be at least 1"),
         (["--rule=easgd", "--slowdown=2"], "--slowdown=2: only for --speeds=straggler"),
         (["--rule=easgd", "--rates=1,2"], "--rates: only for compare"),
         (["compare", "--rates=0.1,fast"], "--rates: fast"),

@@ -79,7 +79,7 @@ ANSWERS = {
         [(False, GAPS, {})] + [(True, GAPS | {way: [0.0, 1e-9]}, {}) for way in GAPS],
     ],
     batch_size: [
-        [({8: [100, 120], 64: [110, 130]}, {8: 1.0, 64: 1.0})],
+        [({8: [100, 120], 64: [120, 130]}, {8: 1.0, 64: 1.0})],
         [({8: [100, 120], 64: [130, of]}, {8: 1.0, 64: 1.0}) for of in (500, None)],
         [({8: [100, 120], 64: [400, 500]}, {8: 1.0, 64: 9.0})],
         [({8: [None], 64: []}, {8: 1.0, 64: 1.0})],
@@ -342,6 +342,12 @@ class TestMemory:
         both = memory.both_gradients(data.small_cifarnet(), pixels, labels)
         for of, at_mean in zip(both.gradient, both.at_mean, strict=True):
             np.testing.assert_allclose(of, at_mean, rtol=1e-3, atol=1e-6)
+
+
+def test_yes_is_said_of_the_rule_that_has_one_epoch():
+    for (old, new), word in (((350.0, 350.0), "Yes"), ((700.0, 350.0), "Not")):
+        answer = learning_rate.answer({1: (350.0, 350.0), 2: (old, new)})
+        assert answer.startswith(word) and "; yes in" in answer
 
 
 class TestScaling:

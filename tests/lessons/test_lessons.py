@@ -27,7 +27,7 @@ from lessons.where_time_goes import AHEAD, AT_ONCE, FIXED, NONE_AHEAD, SINGLE, S
 LESSONS = {one.name: one for one in every.LESSONS}
 # What makes a lesson take seconds, on images that are drawn.
 SHORT = {
-    "averaging": {"steps": 6, "epochs": 2, "examples": 2_000},
+    "averaging": {"steps": 4, "epochs": 1, "examples": 640, "seeds": (0, 1)},
     "batch_norm": {"examples": 6_000, "to_estimate": 1_000},
     "batch_size": {
         "accuracy": 0.50,
@@ -43,6 +43,7 @@ SHORT = {
         "pulls": (0, 0.2, 1),
         "periods": (1, 8),
         "seeds": (0,),
+        "etas": (0.2, 1.4),
     },
     "final_model": {"examples": 10_000},
     "graph": {"network": data.small_cifarnet, "steps": 5},
@@ -88,6 +89,9 @@ def test_a_lesson_finds_what_it_teaches_with_tables_an_answer_and_a_plot(name, t
         lines = text.splitlines()
         assert len(lines) == len(rows) + 2
         assert {line.count("|") for line in lines} == {len(head) + 1}
+    if name not in SHORT:
+        page = LESSONS[name].page.read_text(encoding="utf-8").split("<!-- table -->\n")[1]
+        assert page.split("\n<!-- end -->")[0].count("\n") == finding.table().count("\n")
     assert len(finding.answer) > 40 and finding.answer.endswith(".")
     findings.save(finding, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
