@@ -51,7 +51,7 @@ SHORT = {
     "scaling": {"towers": (1, 4, 16), "rules": ("fixed", "linear"), "accuracy": 0.60},
     "synchronous_or_not": {
         "workers": 4,
-        "accuracy": 0.4,
+        "accuracy": 0.25,
         "at_most": 900.0,
         "rates": {
             "synchronous": (0.2,),
@@ -66,6 +66,7 @@ SHORT = {
     "where_time_goes": {"turns": 1, "profiles": 2, "steps": 4, "processes": False},
 }
 LONG = {
+    "averaging",
     "averaging",
     "batch_norm",
     "batch_size",
