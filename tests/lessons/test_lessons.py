@@ -67,7 +67,6 @@ SHORT = {
 }
 LONG = {
     "averaging",
-    "averaging",
     "batch_norm",
     "batch_size",
     "scaling",
