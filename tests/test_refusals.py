@@ -291,6 +291,9 @@ def averaged(layer, x):
 ACCEPTED = {
     "add_loss of a mean": lambda: layer(added(lambda x: ops.mean(x**2))),
     "a running mean": lambda: layer(averaged, weight("mean")),
+    "batch norm beside add_loss": lambda: of(
+        layers.BatchNormalization(), Calls(added(lambda x: ops.mean(x**4)))
+    ),
     "dropout beside add_loss": lambda: of(
         layers.Dropout(0.5), layers.BatchNormalization(), Calls(added(lambda x: ops.mean(x**2)))
     ),
