@@ -17,6 +17,8 @@ def test_its_weights_are_as_many_as_the_paper_s():
     norms = 2 * 2 * (64 + 256 + 256)
     trained = sum(np.prod(weight.shape) for weight in network.trainable_variables)
     assert trained == kernels + norms + 2560
+    logits = network.get_layer("logits").kernel.numpy() * fastnet.LOGIT_SCALE
+    assert logits.std() == pytest.approx(1 / 256, rel=0.05)
     assert network.output_shape == (None, 10)
     assert network.get_layer("block3_2_elu").output.shape[1:] == (3, 3, 256)
 
