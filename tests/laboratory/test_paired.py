@@ -14,6 +14,6 @@ def test_the_interval_of_a_difference_is_that_of_paired_means():
     assert paired.difference([ours, theirs], [theirs, theirs]).verdict == 0  # a seed saw none
     each = ours.astype(float) - theirs
     half = 1.96 * each.std() / np.sqrt(len(each))  # the normal one: the count is large
-    assert found.high - found.mean == pytest.approx(half, rel=0.1)
-    assert found.mean - found.low == pytest.approx(half, rel=0.1)
+    assert found.high - found.mean == pytest.approx(half, rel=0.05)
+    assert found.mean - found.low == pytest.approx(half, rel=0.05)
     assert str(paired.Difference(-0.0001, -0.0119, 0.0, ())) == "+0.0 (-1.2 to +0.0)"
