@@ -140,6 +140,11 @@ def test_what_is_refused(root, break_it, names):
         load(root, "train")
 
 
+def test_two_classes_are_enough(root):
+    shutil.rmtree(root / "cow")
+    assert tuple(load(root, "all").class_names) == ("ant", "bee")
+
+
 def test_no_pictures_are_refused(root):
     for picture in root.rglob("*.jpg"):
         picture.unlink()

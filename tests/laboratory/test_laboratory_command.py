@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from laboratory import __main__ as command
-from laboratory import data, findings, problems, rules, simulation, speeds
+from laboratory import data, findings, flags, problems, rules, simulation, speeds
 
 import keras  # isort: skip
 
@@ -116,3 +116,11 @@ def test_folders_without_data_or_that_cannot_be_written_are_named(shapes, tmp_pa
     (tmp_path / "file").touch()
     assert command.main(["--rule=easgd", "--out=file/below"]) == 1
     assert "--out=file/below" in capsys.readouterr().err
+
+
+def test_the_exit_code_is_the_command_s_or_says_that_it_was_interrupted(capsys):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    assert [flags.run(command, []) for command in (len, interrupted)] == [0, 130]
+    assert flags.run(len, ["--a", "--b"]) == 2
