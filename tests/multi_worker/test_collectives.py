@@ -2,16 +2,13 @@
 
 import functools
 import json
-import types
 
 import pytest
-import tensorflow as tf
 import toys
 import worker_checks
 from several import Workers
 
 from towers import worker
-from towers.multi_worker import collectives
 
 
 @functools.cache
@@ -55,13 +52,6 @@ def test_another_order_of_additions_shows():
     # So that the tests above are of something.
     found = worker_checks.train(worker.Workers(), toys.small_cifarnet(), microbatch=4)
     assert found["losses"] != alone("cifarnet")["losses"]
-
-
-def test_keys_are_of_type_int32_and_alternate_between_two():
-    assert collectives._FIRST_KEY + 2 * (collectives._KEYS - 1) + 1 < 2**31
-    calls = types.SimpleNamespace(_parity=tf.Variable(0))
-    parities = [int(collectives.MultiWorker._next_parity(calls)) for _ in range(3)]
-    assert parities == [1, 0, 1]
 
 
 def test_a_gradient_of_unknown_shape_is_refused(of_workers):

@@ -24,7 +24,7 @@ from towers.multi_worker import cluster, runtime
 _SHORTEST_TEXT = 1024  # bytes of a message
 _MARK, _LABEL_BYTES = "workers do different things", 64
 _LINGER_SECONDS = 3.0  # after an error: a slower worker would take this one's end for the cause
-_GROUP, _FIRST_KEY, _KEYS = 7001, 2**20, 2**29  # keys are below 2 ** 31
+_GROUP, _KEYS = 7001, range(2**20, 2**31, 2)  # int32; each with the one after it
 
 
 @contextlib.contextmanager
@@ -171,7 +171,7 @@ class MultiWorker(worker.Workers):
         A key must always be used with the same type and size, and is made from them.
         """
         wanted = f"{use} {values.dtype.name} {values.shape.num_elements()}"
-        key = _FIRST_KEY + 2 * (zlib.crc32(wanted.encode()) % _KEYS)
+        key = _KEYS[zlib.crc32(wanted.encode()) % len(_KEYS)]
         if self._keys.setdefault(key, wanted) != wanted:
             raise ValueError(f"{wanted!r} and {self._keys[key]!r} have the same key")
         return {
