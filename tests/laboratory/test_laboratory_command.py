@@ -26,6 +26,7 @@ def shapes(monkeypatch, tmp_path):
 
 @pytest.mark.whole_program
 @pytest.mark.usefixtures("whole_runs")
+@pytest.mark.long
 def test_a_rule_ends_with_a_table_a_plot_and_one_model(tmp_path, shapes, capsys):
     arguments = ("--rule=easgd", "--speeds=straggler", "--rate=0.2", "--period=2", "--message=0")
     call = [sys.executable, "-m", "laboratory", *arguments, *SHORT, f"--out={tmp_path}"]
