@@ -31,10 +31,10 @@ train: $(VENV)/installed ## train on the embedded data set with two towers (a mi
 	@echo "  $(TRAIN) --num_towers=1 --train_dir=runs/one_tower"
 	@echo "  $(VENV)/bin/towers-compare runs/shapes runs/one_tower"
 
-# Four processes keep two cores busy: some tests wait for a clock or a socket.
+# Three processes keep two cores busy: some tests wait for a clock or a socket.
 test: $(VENV)/installed ## run the tests (four minutes)
 	$(say)
-	$(VENV)/bin/python -m pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder -m "not long and not site"
+	$(VENV)/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder -m "not long and not site"
 
 test-all: $(VENV)/installed ## run the long ones, too (a quarter of an hour)
 	$(say)

@@ -220,9 +220,11 @@ def mapped(
     # folder, which a killed process leaves there.
     as_written = tf.autograph.experimental.do_not_convert(batch_at)
     batches = indices.map(as_written, num_parallel_calls=ahead, deterministic=True)
-    # They rewrite the data set as a graph, which copies tensors in it; they do not improve these.
     options = tf.data.Options()
+    # They rewrite the data set as a graph, which copies tensors in it; they do not improve these.
     options.experimental_optimization.apply_default_optimizations = False
+    # TensorFlow's tuner may miss its end, for which a data set that is let go waits up to a minute.
+    options.autotune.enabled = False
     return batches.prefetch(ahead).with_options(options)
 
 

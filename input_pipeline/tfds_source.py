@@ -173,7 +173,7 @@ def read(builder: tfds.core.DatasetBuilder, split: str) -> tuple[np.ndarray, np.
     pixels, labels = np.empty((count, *shape), np.uint8), np.empty(count, np.int64)
     with _damage_named(builder):
         examples = _examples(builder, split).map(decode, tf.data.AUTOTUNE)
-        at_a_time = max(1, _READ_BYTES // math.prod(shape))
+        at_a_time = max(1, min(count, _READ_BYTES // math.prod(shape)))
         for number, batch in enumerate(examples.batch(at_a_time).as_numpy_iterator()):
             place = slice(number * at_a_time, number * at_a_time + len(batch[1]))
             pixels[place], labels[place] = batch

@@ -134,3 +134,9 @@ def test_what_reads_ahead_ends_before_python_does():
     time.sleep(0.3)
     assert slow.calls <= made + 2 * os.cpu_count()  # what was under way
     assert list(reading) == []
+
+
+def test_no_thread_tunes_what_is_read_ahead():
+    """Its end was missed now and then, and the data set waited for it, up to a minute."""
+    made = batches.mapped(tf.data.Dataset.range(2), lambda index: index)
+    assert made.options().autotune.enabled is False

@@ -218,6 +218,7 @@ class TestBatchSize:
         whole = np.sum(gradient(weights, images, labels) ** 2)
         np.testing.assert_allclose(result, [np.mean(of_parts), whole], rtol=1e-4)
 
+    @pytest.mark.long
     def test_every_batch_is_raced_with_every_seed(self):
         """An accuracy of 0 is reached by the first three evaluations, a loss of 99 in one epoch."""
         result = batch_size.run(
@@ -351,6 +352,7 @@ def test_yes_is_said_of_the_rule_that_has_one_epoch():
 
 
 class TestScaling:
+    @pytest.mark.long
     def test_every_rule_is_raced_at_every_number_of_towers(self):
         sizes = {"towers": (1, 2), "rules": ("fixed", "linear"), "seeds": (0,)}
         result = scaling.run(SHAPES, accuracy=0.0, at_most=6_200, **sizes).numbers["examples"]
@@ -384,6 +386,7 @@ class TestTrainAndTestLoss:
         assert result.points[-1].test == pytest.approx(race.evaluated(model, images.test_batches()))
         assert result.train == pytest.approx(race.evaluated(model, images.test_batches("train")))
 
+    @pytest.mark.long
     def test_every_way_is_trained_with_every_seed(self):
         result = train_and_test_loss.run(SHAPES, examples=64, epochs=2, between=2, seeds=(0, 1))
         runs = result.numbers["runs"]

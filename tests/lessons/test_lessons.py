@@ -65,7 +65,7 @@ SHORT = {
     "train_and_test_loss": {"examples": 500, "epochs": 50, "between": 10},
     "where_time_goes": {"turns": 1, "profiles": 2, "steps": 4, "processes": False},
 }
-LONG = SHORT.keys() - {"final_model", "graph", "memory"}
+LONG = SHORT.keys() - {"final_model", "graph"}
 NAMES = [pytest.param(name, marks=pytest.mark.long if name in LONG else []) for name in every.NAMES]
 
 

@@ -353,7 +353,6 @@ class Run:
             )
         if not self.workers.is_chief:
             return
-        self.folder.check_held()
         self._write_checkpoint()
         if self._config[run_folder.FIRST_CHECKPOINT] is None:
             self._config[run_folder.FIRST_CHECKPOINT] = self.state.step
@@ -364,7 +363,9 @@ class Run:
         notes = self._notes | {name: self._config[name] for name in _CONFIG_OF_STATE}
         notes |= {"callbacks": self._memory.collect(), "stopped": bool(self.model.stop_training)}
         self.state.notes.assign(json.dumps(notes))
+        self.folder.check_held()
         checkpoints.save(self.state, self.folder.checkpoints, self._keep)
+        self.folder.check_held()  # TensorFlow has made it again where it was moved meanwhile
 
     def restore(self, checkpoint: str | int | None = None) -> None:
         """Gives the model the weights of a checkpoint of the run, its averages where it has some.

@@ -91,15 +91,13 @@ class RunFolder:
 
     def check_held(self) -> None:
         """Refuses to continue in a folder that was removed, moved or replaced during the run."""
-        try:
-            is_there = os.path.samestat(os.fstat(self._locked.fileno()), os.stat(self.lock))
-        except OSError:
-            is_there = False
-        if not is_there:
-            raise RunFolderError(
-                f"{self.shown}: it, or training.lock in it, was removed, moved or replaced during "
-                "the run; nothing more is written there"
-            )
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(self._locked.fileno()), os.stat(self.lock)):
+                return
+        raise RunFolderError(
+            f"{self.shown}: it, or training.lock in it, was removed, moved or replaced during the "
+            "run; nothing more is written there"
+        )
 
     def read_config(self) -> dict | None:
         """The run's configuration, or None where the folder holds no run."""
