@@ -1,7 +1,9 @@
 """`python -m laboratory` as a user has it: what it writes, and what it refuses."""
 
+import dataclasses
 import json
 import sys
+import types
 from pathlib import Path
 
 import forked
@@ -73,6 +75,18 @@ def test_flags_reach_the_simulation(shapes):
     expected = simulation.run("eamsgd", rule, problems.Parabola(), asked, **told)
     assert run.points == expected.points
     assert run.weights == expected.weights
+
+
+def test_only_a_run_with_updates_has_a_model(tmp_path, capsys):
+    saved = types.SimpleNamespace(save=lambda path: path.write_text("model"))
+    problem = types.SimpleNamespace(assign=lambda weights: saved)
+    rule, asked = rules.RULES["synchronous"](0.1), speeds.Speeds("constant", 2)
+    run = simulation.run("sgd", rule, problems.Parabola(), asked, until=3)
+    for change, files in (({"diverged": True}, []), ({"updates": 0}, []), ({}, ["sgd.keras"])):
+        made = command.save_model(dataclasses.replace(run, **change), problem, tmp_path)
+        assert made == (files[0] if files else None)
+        assert [path.name for path in tmp_path.iterdir()] == files
+        assert ("no model" in capsys.readouterr().out) != bool(files)
 
 
 def test_without_arguments_it_lists_rules_with_formula_and_source(capsys):

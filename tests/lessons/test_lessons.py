@@ -10,6 +10,7 @@ import pytest
 import scripts
 
 from laboratory import data, findings
+from lessons import __main__ as command
 from lessons import (
     averaging,
     batch_norm,
@@ -307,6 +308,12 @@ class TestCommand:
         assert (done.returncode, done.stderr) == (0, "")
         assert LESSONS["learning_rate"].run(findings.Setup()).table() in done.stdout
         assert (tmp_path / "runs/lessons/learning_rate.png").exists()
+
+    def test_lists_them(self, monkeypatch, capsys):
+        monkeypatch.setattr(sys, "argv", ["lessons"])
+        assert command.main() == 0
+        lines = zip(capsys.readouterr().out.splitlines(), every.LESSONS, strict=True)
+        assert all(line.split()[0] == one.name and one.question in line for line, one in lines)
 
     @pytest.mark.parametrize("arguments", [("losses", "--data_dir=."), ("avaraging",)])
     def test_refuses_what_is_not_there(self, tmp_path, arguments):

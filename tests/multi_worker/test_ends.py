@@ -5,12 +5,17 @@ What ends by a heartbeat that is missed, or late, is long.
 
 import json
 import os
+import re
 import signal
 import socket
 import time
 
 import pytest
 import scripts
+import tensorflow as tf
+
+from towers import errors
+from towers.multi_worker import cluster, runtime
 
 ENDS = scripts.ROOT / "tests/helpers/ends.py"
 
@@ -149,3 +154,40 @@ def test_tensorflow_may_not_have_started_before(several):
     start(two, 0, is_early=True)
     code, said = two.ended(0)
     assert code == 1 and "TensorFlow" in said
+
+
+TASK = "/job:worker/replica:0/task:"
+TASKS = f"timed out task names:\n{TASK}{{}}\n{TASK}1\nAdditional GRPC"
+
+
+@pytest.mark.parametrize(
+    ("failure", "named"),
+    [
+        ("Could not start gRPC server", "worker 0 \\(a:1\\)"),
+        (TASKS.format(1), r"worker 1 \(b:1\) did not connect within 7 s"),
+        (TASKS.format(0), r"worker 0 \(a:1\) and worker 1 \(b:1\)"),
+        (TASKS.format(2), "worker 2, .* not among"),
+        ("no answer", r"worker 0 \(a:1\) did not"),
+    ],
+)
+def test_who_has_not_come_is_named(failure, named):
+    members = cluster.Cluster(("a:1", "b:1"), 0)
+    assert re.match(named, runtime._why_not_met(failure, members, 7.0))
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "named"),
+    [
+        (
+            "x [worker 0 has ended] out of memory",
+            errors.WorkerError,
+            "worker 0 (a:1) has ended: out",
+        ),
+        ("Collective ops is aborted by: reset\nmore", errors.GoneError, "(reset)"),
+        ("out of range", None, ""),
+    ],
+)
+def test_an_error_of_another_worker_is_told_from_an_error_here(message, kind, named):
+    error = tf.errors.InternalError(None, None, message)
+    found = runtime.explain(error, cluster.Cluster(("a:1",), 0))
+    assert type(found) is (kind or type(None)) and named in str(found)

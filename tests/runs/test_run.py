@@ -12,11 +12,12 @@ import keras
 import numpy as np
 import pytest
 import scripts
+import tensorflow as tf
 
 import towers
 from input_pipeline import arrays
-from towers import conditions, errors, weight_decay
-from towers.runs import callback_state, checkpoints, run_folder
+from towers import conditions, errors, updating, weight_decay
+from towers.runs import callback_state, checkpoints, run_errors, run_folder
 from towers.runs import callbacks as run_callbacks
 
 PROGRAM = fit_program.__file__
@@ -244,6 +245,30 @@ def test_a_folder_that_is_moved_during_a_save_is_not_written_into(tmp_path, monk
     with pytest.raises(run_folder.RunFolderError, match=str(folder)):
         fit(folder, callbacks=[run_callbacks.Log(1)], checkpoint_every_steps=1)
     assert [path.name for path in folder.iterdir()] == ["checkpoints"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "memory"),
+        (tf.errors.ResourceExhaustedError(None, None, "OOM"), "memory"),
+        (tf.errors.UnimplementedError(None, None, "no such kernel\nof mine"), "^no such kernel$"),
+        (tf.errors.InvalidArgumentError(None, None, "x\nTrying to access resource a\ny"), " a$"),
+        (tf.errors.InvalidArgumentError(None, None, "another"), None),
+        (ValueError("mine"), None),
+    ],
+)
+def test_errors_of_a_step_are_explained(error, said):
+    """Those of a user's own code pass."""
+    kind = run_errors.TrainingError if said else type(error)
+    with pytest.raises(kind, match=said) as raised, run_errors.explained("step 7"):
+        raise error
+    assert said or raised.value is error
+
+
+def test_what_is_not_finite_is_explained_with_its_step():
+    with pytest.raises(run_errors.TrainingError, match="^step 7: "), run_errors.explained("step 7"):
+        updating.check_finite(tf.constant(False))
 
 
 def test_no_weight_that_is_not_a_number_is_saved(tmp_path):

@@ -6,6 +6,15 @@ import scripts
 from towers_cli import resolve, settings
 
 
+@pytest.mark.parametrize(
+    ("num_microbatches", "num_gpus", "jit_compile", "threads"),
+    [(1, 0, False, 6), (2, 0, False, 1), (1, 0, True, 6), (2, 0, True, 8), (1, 1, False, 8),
+     (8, 2, True, 8)],
+)  # fmt: skip
+def test_default_threads_of_six_cores(num_microbatches, num_gpus, jit_compile, threads):
+    assert resolve.default_threads(num_microbatches, num_gpus, 6, jit_compile) == threads
+
+
 class TestTheDefaultsOfGpus:
     @pytest.mark.parametrize(
         ("flags", "workers", "size", "device"),
