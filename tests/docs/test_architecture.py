@@ -62,20 +62,16 @@ def stated(text: str) -> list[str]:
 SHAPES = {shape for _, *cells in ROWS for cell in cells for shape in stated(cell)}
 
 
-@pytest.fixture(scope="module")
-def calls(tmp_path_factory):
-    """What functions got and gave in a step as the page's command makes it, by their names.
-
-    It is of `shapes`, whose images have the size and the classes of CIFAR-10's.
-    """
-    found_calls = {}
+def test_every_row_of_the_page_is_a_call_of_the_step(tmp_path):
+    """Of `shapes`, whose images have the size and the classes of CIFAR-10's."""
+    calls = {}  # what functions got and gave in a step as the page's command makes it
 
     def watched(name, function):
         @functools.wraps(function)
         def call(*arguments, **options):
             result = function(*arguments, **options)
             given_and_made = described([*arguments, *options.values()]), described(result)
-            found_calls.setdefault(name, []).append(given_and_made)
+            calls.setdefault(name, []).append(given_and_made)
             return result
 
         return call
@@ -87,37 +83,28 @@ def calls(tmp_path_factory):
                 patch.setattr(owner, name.rpartition(".")[2], watched(name, function))
         done = scripts.run(
             "train", "--dataset=shapes", "--num_towers=2", "--microbatch_size=32", "--max_steps=1",
-            f"--train_dir={tmp_path_factory.mktemp('step')}", "--intra_op_threads=1",
+            f"--train_dir={tmp_path}", "--intra_op_threads=1",
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    return found_calls
-
-
-def test_every_row_of_the_page_is_a_call_of_the_step(calls):
     for name, *cells in ROWS:
         given, made = (set(stated(cell.replace(EXAMPLES, "[5000"))) for cell in cells)
         is_so = [given <= set(got) and made <= set(gave) for got, gave in calls[name]]
         assert any(is_so), (name, calls[name])
 
 
-def test_the_page_s_text_has_no_other_shapes():
+def test_the_page_s_text_and_its_drawing_have_no_other_shapes():
     assert len(ROWS) == len(re.findall(r"^\| \[?`", PAGE, re.M))  # none was overlooked
     prose = re.sub(r"```.*?```", "", PAGE, flags=re.S)
     everywhere = {shape for span in re.findall("`(.*?)`", prose) for shape in stated(span)}
     assert everywhere == SHAPES
+    texts = [arrow.label for arrow in batch.ARROWS] + [box.notes for box in batch.BOXES.values()]
+    assert {shape for text in texts for shape in stated(text)} <= SHAPES
 
 
-def test_every_function_that_the_page_names_exists():
+def test_every_function_that_the_page_or_its_drawing_names_exists():
     prose = re.sub(r"```.*?```|<!--.*?-->", "", PAGE, flags=re.S)
     named = set(re.findall(r"`([a-zA-Z_]\w*(?:\.\w+)+)`", prose))
     functions = {name for name in named if not re.search(r"\.(py|json|jsonl|npy)$", name)}
     assert functions
-    for name in functions:
+    for name in functions | {box.name for box in batch.BOXES.values()}:
         found(name)
-
-
-def test_the_drawing_has_functions_and_shapes_of_the_page():
-    texts = [arrow.label for arrow in batch.ARROWS] + [box.notes for box in batch.BOXES.values()]
-    assert {shape for text in texts for shape in stated(text)} <= SHAPES
-    for box in batch.BOXES.values():
-        found(box.name)

@@ -11,15 +11,14 @@ import pytest
 from lessons import every
 
 FOLDER = Path(__file__).parents[2] / "docs/notebooks"
-NAMES = [lesson.name for lesson in every.LESSONS]
 
 
 def test_each_lesson_has_one():
-    assert sorted(path.stem for path in FOLDER.glob("*.py")) == sorted(NAMES)
+    assert sorted(path.stem for path in FOLDER.glob("*.py")) == sorted(every.NAMES)
 
 
 # One in each session of tests; all together take minutes.
-RUN = [pytest.param(n, marks=() if n == "museum" else pytest.mark.long) for n in NAMES]
+RUN = [pytest.param(n, marks=() if n == "museum" else pytest.mark.long) for n in every.NAMES]
 
 
 @pytest.mark.parametrize("name", RUN)

@@ -9,9 +9,9 @@ import scripts
 SIZE = 32
 
 
-@pytest.fixture
-def made(tmp_path, monkeypatch):
-    """A network as Keras makes it, which scales raw pixels itself; its weights are downloaded."""
+@pytest.mark.long
+def test_is_one_command(tmp_path, monkeypatch):
+    """Of a network as Keras makes it, which scales raw pixels itself and downloads its weights."""
     from keras.src.applications import mobilenet_v3
 
     keras.utils.set_random_seed(5)
@@ -25,11 +25,7 @@ def made(tmp_path, monkeypatch):
     path = str(tmp_path / "imagenet.weights.h5")
     network.save_weights(path)
     monkeypatch.setattr(mobilenet_v3.file_utils, "get_file", lambda *_, **__: path)
-    return network
 
-
-@pytest.mark.long
-def test_is_one_command(made, tmp_path):
     folder = photos.folder(tmp_path / "pictures", 6)
     done = scripts.run(
         "train", f"--train_dir={tmp_path / 'run'}", "--dataset=folder", f"--data_dir={folder}",
@@ -41,7 +37,7 @@ def test_is_one_command(made, tmp_path):
     assert done.returncode == 0, done.stderr
     trained = keras.saving.load_model(tmp_path / "run" / "final_model.keras")
     layers = {layer.name: layer for layer in trained._flatten_layers() if layer.weights}
-    for layer in made.layers:
+    for layer in network.layers:
         if isinstance(layer, (keras.layers.Conv2D, keras.layers.DepthwiseConv2D)):
             near = zip(layers[layer.name].get_weights(), layer.get_weights(), strict=True)
             for mine, expected in near:  # one small step from where they were

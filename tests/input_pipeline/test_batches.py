@@ -85,18 +85,16 @@ from input_pipeline import images, preprocess
 def peak():
     return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 
-def make():
-    return numpy.ones((4000, 160, 160, 3), "u1"), numpy.zeros(4000, "i4")
-
-def read(arrays):
+def read(count):
+    arrays = numpy.ones((count, 160, 160, 3), "u1"), numpy.zeros(count, "i4")
     split = images.ImageArrays(*arrays, class_names=("all",), source="here")
     how = preprocess.for_images("pad_crop_flip", split.image_shape)
     list(images.training(split, how, 0).batches(0, 3, global_batch_size=2))
     next(iter(images.evaluated(split, how, 2)))
 
-read((numpy.ones((8, 160, 160, 3), "u1"), numpy.zeros(8, "i4")))
+read(8)
 before = peak()
-read(make())
+read(4000)
 print((peak() - before) / (4000 * 160 * 160 * 3))
 """
 

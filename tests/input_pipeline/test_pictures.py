@@ -16,11 +16,6 @@ PIXELS = np.asarray(PICTURE)
 VALUES = np.arange(0, 65536, 29, dtype=np.uint16)[: 40 * 56].reshape(40, 56)
 
 
-def on_white(image: Image.Image) -> np.ndarray:
-    white = Image.new("RGBA", image.size, "white")
-    return np.asarray(Image.alpha_composite(white, image.convert("RGBA")).convert("RGB"))
-
-
 def bmp_of_32_bits(unused: int, width: int = 56, height: int = 40) -> bytes:
     """As Windows's programs write them: the fourth byte of each pixel says nothing."""
     pixels = np.dstack([PIXELS[::-1, :, ::-1], np.full((40, 56), unused, np.uint8)]).tobytes()
@@ -32,7 +27,8 @@ def seen(kind, image=PICTURE, expected=None, **options):
     """A file, what is to be seen, None for what Pillow converts it to, and how near to that."""
     tolerance = {"JPEG": 2}.get(kind, 1 if image.has_transparency_data else 0)
     if image.mode in ("RGBA", "LA"):
-        expected = on_white(image)
+        white = Image.new("RGBA", image.size, "white")
+        expected = np.asarray(Image.alpha_composite(white, image.convert("RGBA")).convert("RGB"))
     return photos.encoded(image, kind, **options), expected, tolerance
 
 

@@ -13,6 +13,7 @@ from towers import devices
 
 import keras  # isort: skip
 
+PARABOLA = problems.Parabola()
 EASGD_STAYS_AT = {"moving_rate": 0.0}  # the spring does not pull
 
 
@@ -87,18 +88,18 @@ class TestSynchronous:
         np.testing.assert_array_equal(done.weights, towers_weights)
 
     def test_a_step_takes_as_long_as_the_slowest_and_two_messages(self):
-        done, _ = run("synchronous", problems.Parabola(), 4, "straggler", until=42.5, message=0.125)
+        done, _ = run("synchronous", PARABOLA, 4, "straggler", until=42.5, message=0.125)
         assert done.updates == 10  # of 4 + 2 * 0.125
         assert done.used == 40
 
     def test_the_warm_up_goes_from_one_rate_to_k_rates(self):
         # Four workers on x**2 / 2, over 8 examples: rates 0.1, 0.25, 0.4, 0.4 by hand.
-        done, _ = run("warm_up", problems.Parabola(), 4, until=4, rate=0.1, warm_up=8)
+        done, _ = run("warm_up", PARABOLA, 4, until=4, rate=0.1, warm_up=8)
         np.testing.assert_allclose(done.weights, 0.9 * 0.75 * 0.6 * 0.6)
         # So has every rule that makes steps of several gradients; here of three of four.
-        backup, _ = run("backup_workers", problems.Parabola(), 4, until=4, backups=1, warm_up=6)
+        backup, _ = run("backup_workers", PARABOLA, 4, until=4, backups=1, warm_up=6)
         np.testing.assert_allclose(backup.weights, 0.9 * 0.8 * 0.7 * 0.7)
-        at_once, _ = run("warm_up", problems.Parabola(), 4, until=2, rate=0.1, warm_up=0)
+        at_once, _ = run("warm_up", PARABOLA, 4, until=2, rate=0.1, warm_up=0)
         np.testing.assert_allclose(at_once.weights, 0.6 * 0.6)
 
     def test_a_dead_worker_stops_the_step_until_it_is_noticed(self):
@@ -114,7 +115,7 @@ def dying(name, workers, *, until, **parameters):
     of_workers = speeds.Speeds("dying", workers, dies_at=5.5)
     assert [*map(of_workers.death, range(workers))] == [np.inf] * (workers - 1) + [5.5]
     return simulation.run(
-        name, rule, problems.Parabola(), of_workers, until=until, message=0.0, noticed_after=10.0
+        name, rule, PARABOLA, of_workers, until=until, message=0.0, noticed_after=10.0
     )
 
 
@@ -130,8 +131,7 @@ class TestDeaths:
 
 class TestBackupWorkers:
     def test_a_step_does_not_wait_for_the_straggler_and_drops_what_it_sends(self):
-        parabola = problems.Parabola()
-        done, _ = run("backup_workers", parabola, 4, "straggler", until=20, backups=1)
+        done, _ = run("backup_workers", PARABOLA, 4, "straggler", until=20, backups=1)
         assert done.updates == 20
         assert done.used == 60  # three of four in each
         assert done.dropped == 5  # one in four units
@@ -141,13 +141,13 @@ class TestBackupWorkers:
 class TestAsynchronous:
     @pytest.mark.parametrize(("workers", "message"), [(2, 0.25), (5, 0.0)])
     def test_equal_speeds_have_a_staleness_of_k_minus_one(self, workers, message):
-        done, _ = run("asynchronous", problems.Parabola(), workers, until=60, message=message)
+        done, _ = run("asynchronous", PARABOLA, workers, until=60, message=message)
         first = dict.fromkeys(range(workers - 1), 1)  # those that all began with the same weights
         assert done.staleness == first | {workers - 1: done.used - workers + 1}
         assert done.used > 5 * workers
 
     def test_the_scaled_rate_is_divided_by_the_staleness(self):
-        done, _ = run("staleness_scaled", problems.Parabola(), 3, until=2, rate=0.1)
+        done, _ = run("staleness_scaled", PARABOLA, 3, until=2, rate=0.1)
         # Staleness 0, 1, 2 of the gradient 1 at first, then 2 of x_1, x_2, x_3.
         x = [1.0, 0.9, 0.8, 0.75]
         for n in range(3):
@@ -166,9 +166,8 @@ class TestBoundedStaleness:
                 ahead.append(self.clocks[worker] - slowest)
                 super().ask(worker)
 
-        parabola = problems.Parabola()
         of_workers = speeds.Speeds("straggler", 3)
-        done = simulation.run("b", Watched(0.1, bound=bound), parabola, of_workers, until=40)
+        done = simulation.run("b", Watched(0.1, bound=bound), PARABOLA, of_workers, until=40)
         assert max(ahead) == bound
         # All go at the straggler's pace, but for what they are ahead.
         assert 10 * 3 <= done.used <= 10 * 3 + 2 * (bound + 1)
@@ -192,10 +191,9 @@ class TestLocalSGD:
         assert done.updates == 2
 
     def test_post_local_switches_after_its_examples(self):
-        parabola = problems.Parabola()
-        done, _ = run("post_local_sgd", parabola, 4, until=40, local_steps=8, switch_after=32)
+        done, _ = run("post_local_sgd", PARABOLA, 4, until=40, local_steps=8, switch_after=32)
         assert done.updates == 8 + 4  # 8 steps of 4 examples, then 4 rounds of 8 steps
-        never, _ = run("post_local_sgd", parabola, 4, until=40, switch_after=10**6)
+        never, _ = run("post_local_sgd", PARABOLA, 4, until=40, switch_after=10**6)
         assert never.updates == 40
 
 
@@ -206,8 +204,7 @@ class TestEASGD:
         for _ in range(5):
             pulled = 0.5 * (x - centre)
             x, centre = x - 0.1 * x - pulled, centre + pulled
-        parabola = problems.Parabola()
-        done, rule = run("easgd", parabola, until=5, rate=0.1, moving_rate=0.5, period=1)
+        done, rule = run("easgd", PARABOLA, until=5, rate=0.1, moving_rate=0.5, period=1)
         np.testing.assert_allclose(done.weights, centre)
         np.testing.assert_allclose(rule.cluster.holds[0], x)
 
@@ -255,7 +252,7 @@ class TestReport:
             simulation.Point(time, 10 * time, 1.0, accuracy, 0.25)
             for time, accuracy in enumerate(accuracies)
         ]
-        done, _ = run("asynchronous", problems.Parabola(), 2, until=2, message=0.1)
+        done, _ = run("asynchronous", PARABOLA, 2, until=2, message=0.1)
         return dataclasses.replace(done, points=of_points, **changes)
 
     def test_a_row_says_when_the_target_was_reached_and_how_stale_gradients_were(self):
@@ -285,12 +282,12 @@ class TestRuns:
     def test_a_run_ends_after_three_points_that_are_enough(self):
         rule, of_workers = rules.Asynchronous(0.1), speeds.Speeds("constant", 2)
         done = simulation.run(
-            "a", rule, problems.Parabola(), of_workers, until=99, every_examples=4, enough=0.0
+            "a", rule, PARABOLA, of_workers, until=99, every_examples=4, enough=0.0
         )
         assert [(point.time, point.examples) for point in done.points] == [(0, 0), (2, 4), (4, 8)]
 
     def test_the_distance_is_that_of_what_workers_hold(self):
-        done, _ = run("synchronous", problems.Parabola(), 2, until=2.5, message=0.5)
+        done, _ = run("synchronous", PARABOLA, 2, until=2.5, message=0.5)
         # Both hold 1 until the new weights, 0.9, are there, half a unit after the step at 2.
         np.testing.assert_allclose([p.distance for p in done.points[-3:]], [0.1, 0.1, 0.0])
 
@@ -299,7 +296,7 @@ class TestRuns:
         assert network.evaluate(network.initial) == pytest.approx(expected, rel=1e-5)
 
     def test_a_rate_that_is_too_large_ends_as_diverged(self):
-        done, _ = run("asynchronous", problems.Parabola(), 4, until=4_000, rate=3.0)
+        done, _ = run("asynchronous", PARABOLA, 4, until=4_000, rate=3.0)
         assert done.diverged
         assert 0 < len(done.points) < 11
         assert all(np.isfinite(point.loss) for point in done.points)

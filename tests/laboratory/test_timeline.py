@@ -7,11 +7,9 @@ import pytest
 from laboratory import problems, rules, simulation, speeds, timeline
 
 
-def run(name, *, workers=2, of_speeds="constant", until=3.0, message=0.1):
-    rule = rules.RULES[name](rate=0.1)
-    of_workers = speeds.Speeds(of_speeds, workers)
-    problem = problems.Parabola()
-    return simulation.run(name, rule, problem, of_workers, until=until, message=message)
+def run(name, until=3.0):
+    rule, two = rules.RULES[name](rate=0.1), speeds.Speeds("constant", 2)
+    return simulation.run(name, rule, problems.Parabola(), two, until=until, message=0.1)
 
 
 def test_how_far_gradients_are_behind():

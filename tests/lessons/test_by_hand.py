@@ -8,7 +8,8 @@ import pytest
 
 import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from benchmarks import profiles
-from laboratory import data, findings, paired, problems, race
+from laboratory import data, findings, paired, race
+from laboratory.problems import Measured
 from lessons import (
     averaging,
     batch_norm,
@@ -24,6 +25,8 @@ from lessons import (
     train_and_test_loss,
     where_time_goes,
 )
+from lessons.elastic_averaging import Sprung
+from lessons.final_model import Share
 from lessons.where_time_goes import AHEAD, AT_ONCE, SINGLE, STEP_BY_STEP, Step, Timed
 from towers import microbatch
 
@@ -40,7 +43,7 @@ EQUAL, LAGGING, JITTER = "equal workers", "one straggler", "jitter"
 
 
 def sprung(centre, worker, mean):
-    return {1: elastic_averaging.Sprung(centre, [worker], mean, 0.0)}
+    return {1: Sprung(centre, [worker], mean, 0.0)}
 
 
 def carried(fixed, linear, root=9, of_adam=9):
@@ -156,9 +159,8 @@ class TestAveraging:
     def test_a_way_cuts_a_batch_and_reduces_the_gradients_of_its_parts(self, options, expected):
         model, (images, labels) = linear(), drawn(128)
         weights = model.get_weights()[0]
-        cut = averaging.halves(
-            **{"reduce": averaging.mean, "cuts": (96, 32), "decays": (1, 0)} | options
-        )
+        defaults = {"reduce": averaging.mean, "cuts": (96, 32), "decays": (1, 0)}
+        cut = averaging.halves(**defaults | options)
         result = cut(model, [tf.constant(weights)], tf.constant(images), tf.constant(labels))
         decays = averaging.WEIGHT_DECAY, 0.0
         parts = zip((slice(96), slice(96, None)), decays, strict=True)
@@ -167,17 +169,12 @@ class TestAveraging:
             [of for (of,) in result], expected(*of_parts, self.clipped), rtol=1e-4, atol=1e-6
         )
 
-    @pytest.mark.parametrize(
-        ("way", "optimizer"),
-        [
-            ({}, keras.optimizers.SGD(averaging.RATE)),
-            ({"adam": True}, keras.optimizers.Adam(0.001)),
-        ],
-    )
-    def test_training_is_keras_s(self, way, optimizer):
+    @pytest.mark.parametrize("adam", [False, True])
+    def test_training_is_keras_s(self, adam):
+        optimizer = keras.optimizers.Adam(0.001) if adam else keras.optimizers.SGD(averaging.RATE)
         model, batches = linear(), [(x, 0) for x in np.linspace(1, 2, 3, dtype="float32")]
         gradients = lambda model, weights, x, _: [[x * weights[0]]]  # noqa: E731
-        path = averaging.train(averaging.Way(lambda: model, gradients, **way), batches)
+        path = averaging.train(averaging.Way(lambda: model, gradients, adam=adam), batches)
         assert len(path) == 4
         for (x, _), before, after in zip(batches, path, path[1:], strict=False):
             np.testing.assert_allclose(model.get_weights()[0].ravel(), before, rtol=1e-5)
@@ -255,9 +252,7 @@ class TestElasticAveraging:
         assert min(np.linalg.eigvalsh(turn)) == pytest.approx(-1)
 
     def test_means_and_signs_of_seeds(self):
-        seeds = [
-            elastic_averaging.Sprung(*of) for of in ((0.5, [1, 2], 0.4, 1), (0.7, [3, 6], 0.6, 3))
-        ]
+        seeds = [Sprung(0.5, [1, 2], 0.4, 1), Sprung(0.7, [3, 6], 0.6, 3)]
         mean = elastic_averaging.mean_of(seeds)
         assert mean == (pytest.approx(0.6), [2, 4], pytest.approx(0.5), 2)
         signs = [(seeds, 1), ([seeds[0], seeds[1]._replace(mean=0.7)], 0)]
@@ -269,25 +264,20 @@ class TestElasticAveraging:
 class TestFinalModel:
     @pytest.mark.parametrize(("count", "accuracy"), [(10, 0.0), (10, 1.0), (40, 0.3)])
     def test_an_interval_ends_where_the_accuracy_is_1_96_deviations_off(self, count, accuracy):
-        for end in final_model.interval(final_model.Share(count, accuracy)):
+        for end in final_model.interval(Share(count, accuracy)):
             variance = end * (1 - end) / count
             assert (end - accuracy) ** 2 == pytest.approx(1.96**2 * variance, abs=1e-12)
 
     def test_chance_is_that_of_all_ways_to_deal_out(self):
         right = [1, 1, 0, 0, 0]
         dealt = [np.mean(of) for of in itertools.combinations(right, 2)]
-        result = final_model.spread_by_chance(
-            [final_model.Share(2, 0.0)], final_model.Share(5, 0.4)
-        )
+        result = final_model.spread_by_chance([Share(2, 0.0)], Share(5, 0.4))
         assert result == pytest.approx(np.std(dealt))
 
     def test_a_row(self):
-        shares = final_model.Share(100, 0.5), final_model.Share(300, 0.7)
-        *result, chance, covering, together = final_model.row(
-            "2", shares, final_model.Share(400, 0.65)
-        )
-        assert result == ["2", "100 to 300", "50.00%", "70.00%", "11.18%"]
-        assert (chance, covering, together) == ("3.08%", "1 of 2", "65.00%")
+        expected = ["2", "100 to 300", "50.00%", "70.00%", "11.18%", "3.08%", "1 of 2", "65.00%"]
+        shares = [Share(100, 0.5), Share(300, 0.7)]
+        assert final_model.row("2", shares, Share(400, 0.65)) == expected
         # Each has half of a batch of 800, and node 0 all 200 of one that is not full.
         of_nodes = final_model.shares(np.arange(1_000) >= 900, 2)
         assert of_nodes == [(600, pytest.approx(1 / 6)), (400, 0.0)]
@@ -315,12 +305,13 @@ class TestGraph:
 
 
 class TestMemory:
-    def passes(self, images: int, gradient: bool):
+    @pytest.mark.parametrize("images", [1, 7])
+    def test_a_pass_keeps_what_its_gradient_reads(self, images):
         """Two layers: images [n, 3], hidden [n, 4], outputs [n, 2], all float32."""
-        weights = tf.ones([3, 4]), tf.ones([4, 2])
+        weights, of_images = (tf.ones([3, 4]), tf.ones([4, 2])), tf.TensorSpec([images, 3])
 
         @tf.function(autograph=False)
-        def one_pass(x):
+        def one_pass(x, gradient):
             with tf.GradientTape() as tape:
                 tape.watch(weights)
                 hidden = tf.nn.relu(x @ weights[0])
@@ -328,27 +319,18 @@ class TestMemory:
                 loss = tf.reduce_sum(outputs * outputs)
             return loss, tape.gradient(loss, weights) if gradient else []
 
-        return one_pass.get_concrete_function(tf.TensorSpec([images, 3]))
-
-    @pytest.mark.parametrize("images", [1, 7])
-    def test_a_pass_keeps_what_its_gradient_reads(self, images):
+        with_gradient, without = map(one_pass.get_concrete_function, [of_images] * 2, (True, False))
         # relu's output, for its own gradient and the second product's, and the outputs, reshaped
         # or not, for the square's; not relu's input.
-        assert memory.count(self.passes(images, gradient=True)).kept == 4 * images * (4 + 2)
+        assert memory.count(with_gradient).kept == 4 * images * (4 + 2)
         # Without a gradient, two neighbours are alive: before relu and behind it.
-        assert memory.count(self.passes(images, gradient=False)) == (0, 4 * images * (4 + 4))
+        assert memory.count(without) == (0, 4 * images * (4 + 4))
 
     def test_the_gradient_at_the_mean_is_the_gradient_where_all_images_are_the_same(self):
         pixels, labels = tf.ones([5, *data.SHAPE]), tf.ones([5], tf.int64)
         both = memory.both_gradients(data.small_cifarnet(), pixels, labels)
         for of, at_mean in zip(both.gradient, both.at_mean, strict=True):
             np.testing.assert_allclose(of, at_mean, rtol=1e-3, atol=1e-6)
-
-
-def test_yes_is_said_of_the_rule_that_has_one_epoch():
-    for (old, new), word in (((350.0, 350.0), "Yes"), ((700.0, 350.0), "Not")):
-        answer = learning_rate.answer({1: (350.0, 350.0), 2: (old, new)})
-        assert answer.startswith(word)
 
 
 class TestScaling:
@@ -401,12 +383,9 @@ class TestTrainAndTestLoss:
             assert decay == pytest.approx(expected, rel=0.05)
 
     def test_the_table(self):
-        point = train_and_test_loss.Point(
-            1, 0.5, problems.Measured(0.6, 0.7), problems.Measured(0.4, 0.75)
-        )
-        one = train_and_test_loss.Run(
-            [point._replace(shown=9.0), point], problems.Measured(0.3, 0.9), np.arange(4) > 0
-        )
+        point = train_and_test_loss.Point(1, 0.5, Measured(0.6, 0.7), Measured(0.4, 0.75))
+        points = [point._replace(shown=9.0), point]
+        one = train_and_test_loss.Run(points, Measured(0.3, 0.9), np.arange(4) > 0)
         lower = one._replace(points=[point._replace(shown=0.4)], right=np.arange(4) > 1)
         result = train_and_test_loss.finding({"one": [one, one], "lower": [lower, lower]}, "")
         assert result.rows[0] == ["one", "0.50", "0.30", "90.0%", "0.60", "70.0%", "0.40", "75.0%"]
@@ -431,24 +410,15 @@ class TestWhereTimeGoes:
         assert step == self.ONE._replace(**changes)
 
     def test_parts_of_a_step(self):
-        assert where_time_goes.of_device(Timed(2.0, 10.0, 1.5), 128_000) == (
-            Step(2.0, 0, 4.0, rest=4.0),
-            1.5,
-        )
+        step = Step(2.0, 0, 4.0, rest=4.0)
+        assert where_time_goes.of_device(Timed(2.0, 10.0, 1.5), 128_000) == (step, 1.5)
         taken = where_time_goes.taken_apart(Timed(1.0, 11.0, 1.0), {"compute": 3.0, "rest": 2.0})
         assert taken == Step(1.0, compute=6.0, rest=4.0)
-        assert where_time_goes.as_row("a", Step(1, 2, 3, 4, 5, 5), 1.5) == [
-            "a", "1.0", "3.0", "16.0", "20.0", "15%", "150%",
-        ]  # fmt: skip
-        names = {
-            "tower_1/conv": 6.0,
-            "tower_0/conv": 2.0,
-            "apply/x": 1.0,
-            "average_gradients/x": 3.0,
-        }
-        ran = [
-            profiles.Operation(name, "Mul", 0.0, ms) for name, ms in (names | {"x/y": 9.0}).items()
-        ]
+        row = ["a", "1.0", "3.0", "16.0", "20.0", "15%", "150%"]
+        assert where_time_goes.as_row("a", Step(1, 2, 3, 4, 5, 5), 1.5) == row
+        names = {"tower_1/conv": 6.0, "tower_0/conv": 2.0, "apply/x": 1.0}
+        names |= {"average_gradients/x": 3.0, "x/y": 9.0}
+        ran = [profiles.Operation(name, "Mul", 0.0, ms) for name, ms in names.items()]
         ran.append(profiles.Operation("tower_0/x", "_Send", 0.0, 5.0))
         parts = {"compute": 4.0, "update": 1.0, "reduce": 3.0, "copy": 5.0}
         assert where_time_goes.by_part(ran, 2) == parts
@@ -462,9 +432,8 @@ class TestWhereTimeGoes:
     def test_images_are_standardized_and_steps_are_timed(self):
         images = data.load(SHAPES).first(5, 1).train
         batches = list(itertools.islice(where_time_goes.image_by_image(images, 2), 4))
-        assert [labels.tolist() for _, labels in batches] == [
-            *images.labels[:4].reshape(2, 2).tolist()
-        ] * 2
+        expected = images.labels[:4].reshape(2, 2).tolist() * 2
+        assert [labels.tolist() for _, labels in batches] == expected
         for pixels, _ in batches:
             np.testing.assert_allclose(pixels.mean(axis=(1, 2, 3)), 0, atol=1e-4)
             np.testing.assert_allclose(pixels.std(axis=(1, 2, 3)), 1, rtol=1e-4)

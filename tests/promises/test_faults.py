@@ -33,14 +33,8 @@ ONE_AT_THE_END = (*ENDLESS, "--checkpoint_every_steps=50000")
 
 
 @pytest.fixture
-def untouched(run_of):
-    """Six steps that nothing happened to."""
-    return run_of(*SIX_STEPS)
-
-
-@pytest.fixture
 def stopped(run_of, tmp_path) -> Path:
-    """The same run, stopped after four of its steps; a copy, to be damaged."""
+    """A run that was stopped after four of its six steps; a copy, to be damaged."""
     return Path(shutil.copytree(run_of(*SIX_STEPS, "--max_steps=4"), tmp_path / "run"))
 
 
@@ -85,7 +79,7 @@ def test_killed_at_any_moment_a_run_ends_as_if_it_had_not_been(tmp_path):
 
 
 class TestTornFiles:
-    def test_a_damaged_checkpoint_is_said_and_the_run_goes_on_without_it(self, stopped, untouched):
+    def test_a_damaged_checkpoint_is_said_and_the_run_goes_on_without_it(self, stopped, run_of):
         data = stopped / "checkpoints/step-4/state.data-00000-of-00001"
         content = bytearray(data.read_bytes())
         content[len(content) // 2] ^= 1
@@ -96,6 +90,7 @@ class TestTornFiles:
         assert scripts.contents(stopped) == before
         shutil.rmtree(data.parent)
         scripts.trained(stopped, *SIX_STEPS)
+        untouched = run_of(*SIX_STEPS)
         scripts.assert_same_run(stopped, untouched)
         assert scripts.evaluation_lines(stopped) == scripts.evaluation_lines(untouched)
 
@@ -176,27 +171,16 @@ def test_one_that_began_while_another_read_its_data_is_found_out(tmp_path, monke
     assert config["settings"]["seed"] == 1
 
 
-@pytest.fixture
-def read_only(tmp_path):
-    """Makes a folder one that nobody can write to, root included; else the test is skipped."""
-    frozen = []
-
-    def freeze(folder: Path) -> None:
-        if os.geteuid():
-            folder.chmod(0o555)
-            return
-        if subprocess.run(["mount", "--bind", folder, folder]).returncode:
-            pytest.skip("needs the right to mount")
-        frozen.append(folder)
-        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
-
-    yield freeze
-    for folder in frozen:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def test_a_folder_that_is_read_only_is_refused_and_left_as_it_is(stopped, read_only):
-    read_only(stopped)
+def test_a_folder_that_is_read_only_is_refused_and_left_as_it_is(stopped, request):
+    """Nobody can write to it, root included; else the test is skipped."""
+    if os.geteuid():
+        stopped.chmod(0o555)
+    elif subprocess.run(["mount", "--bind", stopped, stopped]).returncode:
+        pytest.skip("needs the right to mount")
+    else:
+        unmount = ["umount", "--lazy", stopped]
+        request.addfinalizer(lambda: subprocess.run(unmount, check=True))
+        subprocess.run(["mount", "-o", "remount,bind,ro", stopped], check=True)
     before = scripts.contents(stopped)
     line = refused(scripts.train(stopped, *SIX_STEPS))
     assert f"--train_dir={stopped}: cannot be written: " in line
@@ -223,11 +207,10 @@ def test_a_reader_that_goes_ends_the_run_without_a_word(tmp_path):
 def test_a_terminal_that_is_closed_ends_the_run_with_a_checkpoint(tmp_path):
     """SIGHUP comes, and from then on whatever is printed is an error."""
     folder = tmp_path / "run"
-    script = str(scripts.ROOT / "train.py")
     process, terminal = pty.fork()
     if process == 0:
-        call = [sys.executable, script, *scripts.small_run(folder), *ONE_AT_THE_END]
-        os.execv(sys.executable, call)
+        call = [sys.executable, str(scripts.ROOT / "train.py"), *scripts.small_run(folder)]
+        os.execv(sys.executable, [*call, *ONE_AT_THE_END])
     metrics = folder / "metrics.jsonl"
     while not metrics.exists() or not metrics.stat().st_size:  # the first step
         time.sleep(0.05)

@@ -89,23 +89,18 @@ def try_operations(way: str, place: Path) -> int:
         print(operation, failed, flush=True)
         if way == "full disk" and done.returncode:
             assert "No space left on device" in done.stderr and str(folder) in done.stderr
-        check(done, folder, place / "untouched", failed)
+        if done.returncode or done.stderr:  # one line says what did not go well
+            assert done.returncode == 1 and "[Errno" not in done.stderr  # it is a sentence of ours
+        scripts.trained(folder, *FOUR_STEPS)
+        scripts.assert_same_run(folder, place / "untouched")
+        # More where the disk did not let the older one be removed, and no other was saved.
+        assert scripts.checkpoint_steps(folder) in ([4], [2, 4])
+        left = [*folder.rglob("*partial*"), *folder.rglob("*temp*"), *folder.rglob("*tmp*")]
+        if not failed.startswith(("unlink", "rmdir", "remove")):
+            assert {path.name for path in left} <= {"step-2.partial"}
         shutil.rmtree(folder)
         scripts.let_graphs_go()
     raise AssertionError("a training makes no end of operations")
-
-
-def check(done, folder: Path, untouched: Path, failed: str) -> None:
-    """Either all went well, or one line says what did not; and the run can go on."""
-    if done.returncode or done.stderr:
-        assert done.returncode == 1 and "[Errno" not in done.stderr  # it is a sentence of ours
-    scripts.trained(folder, *FOUR_STEPS)
-    scripts.assert_same_run(folder, untouched)
-    # More where the disk did not let the older one be removed, and no other was saved.
-    assert scripts.checkpoint_steps(folder) in ([4], [2, 4])
-    left = [*folder.rglob("*partial*"), *folder.rglob("*temp*"), *folder.rglob("*tmp*")]
-    if not failed.startswith(("unlink", "rmdir", "remove")):
-        assert {path.name for path in left} <= {"step-2.partial"}
 
 
 if __name__ == "__main__":

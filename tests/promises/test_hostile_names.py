@@ -29,17 +29,6 @@ def test_printable(text, shown):
     assert command_line.printable(text) == shown
 
 
-@pytest.fixture
-def data_dir(tmp_path):
-    """A prepared set whose first class, and configuration, have a hostile name."""
-    tiny_photos.prepare(tmp_path / "data", size=(32, 32))
-    (names,) = (tmp_path / "data").rglob("label.labels.txt")
-    names.write_text(f"{HOSTILE}\nbee\ncow\n")
-    (info,) = (tmp_path / "data").rglob("dataset_info.json")
-    info.write_text(json.dumps(json.loads(info.read_text()) | {"configName": HOSTILE}))
-    return tmp_path / "data"
-
-
 def check_harmless(done, code: int) -> None:
     """Nothing on the terminal that it would obey, and the name is there."""
     assert done.returncode == code, done.stderr
@@ -48,15 +37,20 @@ def check_harmless(done, code: int) -> None:
     assert SHOWN in said
 
 
-def test_names_of_classes_are_shown_escaped_and_kept_as_they_are(tmp_path, data_dir):
-    run = tmp_path / "run"
+def test_names_of_classes_are_shown_escaped_and_kept_as_they_are(tmp_path):
+    """Of a prepared set whose first class, and configuration, have a hostile name."""
+    run, data_dir = tmp_path / "run", tmp_path / "data"
+    tiny_photos.prepare(data_dir, size=(32, 32))
+    (names,) = data_dir.rglob("label.labels.txt")
+    names.write_text(f"{HOSTILE}\nbee\ncow\n")
+    (info,) = data_dir.rglob("dataset_info.json")
+    info.write_text(json.dumps(json.loads(info.read_text()) | {"configName": HOSTILE}))
     flags = ["--dataset=tiny_photos", f"--data_dir={data_dir}", "--max_steps=2"]
     check_harmless(scripts.train(run, *flags), 0)
     resolved = json.loads((run / "config.json").read_text())["resolved"]
     assert resolved["class_names"] == [HOSTILE, "bee", "cow"]
     check_harmless(scripts.run("eval", f"--train_dir={run}"), 0)
 
-    (names,) = data_dir.rglob("label.labels.txt")
     names.write_text(f"bee\n{HOSTILE}\ncow\n")
     refused = scripts.run("eval", f"--train_dir={run}")
     check_harmless(refused, 2)

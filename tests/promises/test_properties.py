@@ -45,24 +45,19 @@ MILLIONTHS = st.one_of(
 )
 
 
-def chosen(global_batch_size: int, **others):
-    """The settings that decide where a run ends and when it evaluates."""
-    given = {"max_steps": None, "eval_every_epochs": 0} | others
-    return types.SimpleNamespace(global_batch_size=global_batch_size, **given)
-
-
 @hypothesis.settings(max_examples=length.examples(500))
 @given(MILLIONTHS, EXAMPLES_PER_EPOCH, BATCH_SIZES)
 def test_the_last_step_is_the_first_to_reach_the_epochs(millionths, per_epoch, batch):
     wanted = millionths * per_epoch  # examples, in millionths
-    last = resolve.last_step(chosen(batch, train_epochs=millionths / MILLION), per_epoch)
+    asked = {"train_epochs": millionths / MILLION, "global_batch_size": batch, "max_steps": None}
+    last = resolve.last_step(types.SimpleNamespace(**asked), per_epoch)
     assert last * batch * MILLION >= wanted > (last - 1) * batch * MILLION
 
 
 @given(st.integers(0, 5), st.integers(1, 300), BATCH_SIZES, st.integers(1, 5000))
 def test_evaluations_come_every_few_epochs_and_after_the_last(every, last_step, batch, per_epoch):
     """A step belongs to the epoch in which it begins."""
-    asked = chosen(batch, eval_every_epochs=every)
+    asked = types.SimpleNamespace(global_batch_size=batch, eval_every_epochs=every)
     epochs = resolve.evaluated_epochs(asked, last_step, per_epoch)
     assert epochs[-1] == (last_step - 1) * batch // per_epoch + 1
     assert epochs[:-1] == [e for e in range(1, epochs[-1]) if every and e % every == 0]
@@ -114,17 +109,6 @@ ROWS = 3
 KINDS = ("dense", "sparse", "none")
 
 
-def part(kind: str, values: np.ndarray, rows: list[int], shape, dtype) -> gradients.Gradient:
-    """One microbatch's gradient of one weight: of values of `shape`, or of these rows."""
-    if kind == "none":
-        return None
-    tensor = tf.cast(tf.constant(np.float32(values)), dtype)
-    if kind == "dense":
-        return tensor
-    indices = tf.constant(rows, tf.int64, shape=[len(rows)])
-    return tf.IndexedSlices(tensor, indices, tf.constant(shape, tf.int64))
-
-
 @st.composite
 def parts_of_weights(draw, num_parts, whole):
     """`parts[w][p]` of up to three weights: whole numbers, or some whose sums are rounded."""
@@ -143,7 +127,11 @@ def parts_of_weights(draw, num_parts, whole):
             values = rng.integers(-99, 100, size=size) if whole else rng.normal(size=size)
             # Sizes far apart, so that the order of a sum shows in its last bits.
             scaled = values * 2.0 ** draw(st.integers(0, 8))
-            parts.append(part(kind, scaled, rows, shape, dtype))
+            gradient = tf.cast(tf.constant(np.float32(scaled)), dtype)
+            if kind == "sparse":
+                indices = tf.constant(rows, tf.int64, shape=[len(rows)])
+                gradient = tf.IndexedSlices(gradient, indices, tf.constant(shape, tf.int64))
+            parts.append(None if kind == "none" else gradient)
         weights.append(parts)
     return weights
 

@@ -53,9 +53,7 @@ def test_help_is_of_every_flag(command, name):
 def test_a_reader_that_has_gone_is_no_traceback(flag, code, tmp_path):
     read, write = os.pipe()
     os.close(read)
-    flags = "--dataset=shapes", flag, f"--train_dir={tmp_path / 'run'}"
+    call = [sys.executable, str(scripts.ROOT / "train.py"), f"--train_dir={tmp_path / 'run'}"]
     with os.fdopen(write) as closed:
-        done = forked.run(
-            [sys.executable, str(scripts.ROOT / "train.py"), *flags], stdout=closed, timeout=60
-        )
+        done = forked.run([*call, "--dataset=shapes", flag], stdout=closed, timeout=60)
     assert (done.returncode, done.stderr) == (code, "")

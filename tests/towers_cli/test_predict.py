@@ -78,11 +78,10 @@ def test_what_is_no_model_of_pictures(trained, tmp_path, capsys, what):
 
 def test_a_program_s_run_of_pictures(tmp_path, capsys):
     """A model of one's own with `export=`: the final one takes raw pictures."""
-    rng = np.random.default_rng(0)
-    pictures = rng.integers(256, size=(24, 9, 7, 1), dtype=np.uint8)
+    pictures = np.random.default_rng(0).integers(256, size=(24, 9, 7, 1), dtype=np.uint8)
     bright = (pictures.mean(axis=(1, 2, 3)) > 127).astype(np.int32)
-    layers = keras.layers
-    model = keras.Sequential([keras.Input((9, 7, 1)), layers.Flatten(), layers.Dense(2)])
+    layers = keras.Input((9, 7, 1)), keras.layers.Flatten(), keras.layers.Dense(2)
+    model = keras.Sequential(layers)
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     names = "dark", "bright"
     export = functools.partial(raw_images.classifier, image_shape=(9, 7, 1), class_names=names)

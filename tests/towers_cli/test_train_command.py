@@ -163,13 +163,6 @@ def test_goes_on_after_signals(tmp_path):
     scripts.assert_same_run(moved, tmp_path / "in_one_go")
 
 
-def test_the_end_moves_where_the_rate_does_not_depend_on_it(tmp_path):
-    for epochs, step in ((0.0096, 2), (0.0192, 4)):
-        scripts.trained(tmp_path, "--max_steps=100", f"--train_epochs={epochs}")
-        assert scripts.final_summary(tmp_path)["step"] == step
-    assert [line["step"] for line in scripts.evaluation_lines(tmp_path)] == [2, 4]
-
-
 @pytest.fixture
 def short_run(run_of):
     return run_of("--max_steps=1", "--momentum=0.9")

@@ -130,11 +130,8 @@ def test_a_worker_with_other_images_is_refused_by_name(tmp_path, several, split)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "config", ["{", launch.tf_config(["a:1", "b"], 0), launch.tf_config(["a:1", "a:1"], 0)]
-)
-def test_a_wrong_tf_config(tmp_path, monkeypatch, config):
-    monkeypatch.setenv("TF_CONFIG", config)
+def test_a_wrong_tf_config_is_an_error_of_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", launch.tf_config(["a:1", "a:1"], 0))
     done = scripts.train(tmp_path / "run")
     assert done.returncode == 2 and "error: TF_CONFIG: " in done.stderr
     assert not (tmp_path / "run").exists()
