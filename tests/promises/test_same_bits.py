@@ -143,13 +143,9 @@ class TestARuntimeOfItsOwn:
         assert (done.returncode, done.stderr) == (0, "")
         assert scripts.hash_lines(parts) == scripts.hash_lines(parts.parent / "whole")
 
-        done, parts = run("parts", *flags, "--intra_op_threads=1", "--max_steps=5")
+        done, _ = run("parts", *flags, "--intra_op_threads=1", "--max_steps=5")
         assert done.returncode == 1
         assert "--intra_op_threads=1 (the run has 3)" in done.stderr
-
-        done, one = run("one", *flags, "--intra_op_threads=1")
-        last = [scripts.hash_lines(folder)[-1]["state_sha256"] for folder in (one, parts)]
-        assert last[0] != last[1]  # else the setting need not define a run
 
     def test_deterministic_operations_are_the_same_bits_too(self, run):
         hashes = {}
