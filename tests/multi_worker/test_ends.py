@@ -163,16 +163,17 @@ TASKS = f"timed out task names:\n{TASK}{{}}\n{TASK}1\nAdditional GRPC"
 @pytest.mark.parametrize(
     ("failure", "named"),
     [
-        ("Could not start gRPC server", "worker 0 \\(a:1\\)"),
-        (TASKS.format(1), r"worker 1 \(b:1\) did not connect within 7 s"),
-        (TASKS.format(0), r"worker 0 \(a:1\) and worker 1 \(b:1\)"),
-        (TASKS.format(2), "worker 2, .* not among"),
-        ("no answer", r"worker 0 \(a:1\) did not"),
+        ("Could not start gRPC server", ["0 (a:1)"]),
+        (TASKS.format(1), ["1 (b:1)"]),
+        (TASKS.format(0), ["0 (a:1)", "1 (b:1)"]),
+        (TASKS.format(2), ["2", "0"]),  # which this one's cluster does not have
+        ("no answer", ["0 (a:1)"]),
     ],
 )
 def test_who_has_not_come_is_named(failure, named):
     members = cluster.Cluster(("a:1", "b:1"), 0)
-    assert re.match(named, runtime._why_not_met(failure, members, 7.0))
+    why = runtime._why_not_met(failure, members, 7.0)
+    assert re.findall(r"worker (\d(?: \(.*?\))?)", why) == named
 
 
 @pytest.mark.parametrize(
