@@ -10,7 +10,7 @@ import toys
 from keras import layers
 
 import towers
-from towers import hashes, machine
+from towers import devices, hashes, machine, step
 
 from tensorflow.python.framework import op_callbacks  # isort: skip
 
@@ -89,15 +89,21 @@ def test_with_xla_one_gpu_compiles_before_the_others(monkeypatch):
     """XLA chooses kernels by their time: one GPU's choices are for all."""
     monkeypatch.setattr(machine, "are_cpus", lambda places: False)
     places, (images, labels) = toys.cpus(3)[1:], toys.batch(7, [3])
-    with tf.device(places[0]):
-        model = toys.classifier()
-        model.compile("sgd", CROSSENTROPY, jit_compile=True)
+    model = toys.classifier()
+    model.compile("sgd", CROSSENTROPY, jit_compile=True)
     towers.distribute(model, places, microbatch_size=4)
     with Calls() as calls:
         model.train_on_batch(images, labels)
     passes = [(op, device) for op, device in calls if "_backward_" in op]
     assert [device for _, device in passes] == [places[0][1:]] * 2 and len(set(passes)) == 2
     assert calls[: len(passes)] == passes
+
+
+def test_gradients_are_averaged_and_weights_updated_where_these_are():
+    with tf.device(toys.cpus(4)[3]):
+        model = keras.Sequential([keras.Input([3]), layers.Dense(4)])
+    assert step.parameter_device(model) == toys.cpus(4)[3]
+    assert step.parameter_device(keras.Sequential()) == devices.HOST
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
