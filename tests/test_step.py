@@ -99,7 +99,7 @@ def test_with_xla_one_gpu_compiles_before_the_others(monkeypatch):
     assert calls[: len(passes)] == passes
 
 
-def test_gradients_are_averaged_and_weights_updated_where_these_are():
+def test_the_parameter_device_is_that_of_the_weights():
     with tf.device(toys.cpus(4)[3]):
         model = keras.Sequential([keras.Input([3]), layers.Dense(4)])
     assert step.parameter_device(model) == toys.cpus(4)[3]
