@@ -318,6 +318,7 @@ def test_both_ways_give_the_same_where_a_loss_may_be_cut(weights):
 # Saved files, graphs, weights
 
 
+@pytest.mark.long
 def test_saved_files_do_not_need_towers(tmp_path):
     model = made(layers.Dense(6, "relu"), layers.BatchNormalization(), layers.Dropout(0.2))
     model.fit(X, Y, **FIT)

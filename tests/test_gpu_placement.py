@@ -156,7 +156,8 @@ def copies(model, batch) -> collections.Counter:
 
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize(
-    "network", ["cifarnet", "fastnet", pytest.param("resnet", marks=pytest.mark.long)]
+    "network",
+    ["fastnet", *(pytest.param(n, marks=pytest.mark.long) for n in ("cifarnet", "resnet"))],
 )
 def test_a_further_gpu_costs_one_copy_each_way(network, joined, monkeypatch):
     """With a joined loss two: outputs and their gradients travel too. The bits are the same."""

@@ -454,7 +454,8 @@ def named(names, also_long=()):
 
 # Towers add up for them what they add up for others.
 LIKE_OTHERS = {
-    "a_loss_function_of_ones_own", "accumulation", "callbacks_that_decide", "distillation",
+    "a_loss_function_of_ones_own", "accumulation", "an_iterator_that_never_ends",
+    "an_output_with_a_mask", "callbacks_that_decide", "dataset_of_unknown_sizes", "distillation",
     "distributed_before_compile", "fit_twice_and_initial_epoch", "on_batches", "regularizers",
     "sample_weights", "steps_per_execution", "summed_loss", "two_optimizers",
 }  # fmt: skip

@@ -115,7 +115,7 @@ def test_steps_per_execution_is_one_call_with_xla_and_no_bit(jit_compile):
         keras.utils.set_random_seed(0)
         model = toys.dropout_classifier()
         model.compile("sgd", CROSSENTROPY, jit_compile=jit_compile, steps_per_execution=steps)
-        towers.distribute(model, 2, microbatch_size=2)
+        towers.distribute(model, 2, microbatch_size=4)
         fit = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
         history = model.fit(images, labels, **fit).history
         with Calls() as calls:

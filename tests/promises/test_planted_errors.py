@@ -176,6 +176,7 @@ ERRORS = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ERRORS)
 def test_is_seen_at_its_first_step(name, right, tmp_path, monkeypatch):
     plant, num_towers, first = ERRORS[name]

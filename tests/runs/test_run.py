@@ -48,9 +48,12 @@ def whole(tmp_path_factory):
     return folder, result(folder)
 
 
-def test_a_killed_run_ends_as_if_it_had_not_been_on_any_number_of_towers(whole, tmp_path):
+@pytest.mark.parametrize(
+    "kills", [[(2, 3)], pytest.param([(2, 4), (3, 3)], marks=pytest.mark.long)]
+)
+def test_a_killed_run_ends_as_if_it_had_not_been_on_any_number_of_towers(whole, kills, tmp_path):
     """Step 4 ends the first epoch; after 3 more the newest checkpoint is a step old."""
-    for towers_, kill_at in ((2, 4), (3, 3)):
+    for towers_, kill_at in kills:
         assert ended(tmp_path / "run", towers_, kill_at=kill_at).returncode == -9
     assert result(tmp_path / "run", 3) == whole[1]
     assert log(tmp_path / "run") == log(whole[0])
