@@ -52,12 +52,12 @@ def check(pass_: microbatch.Microbatch, batch: cutting.Structure, size: int) -> 
         for one in (whole, *parts)
     ]
     for place, (name, _) in enumerate(passes[0][0]):
-        of_whole, *of_parts = (tf.stack([values[place][1] for values in one]) for one in passes)
+        total, *pieces = (tf.stack([values[place][1] for values in one]) for one in passes)
         # What metrics count is added over microbatches, all else averaged over examples.
         weights = [1, 1] if name.startswith("metric") else [n / sum(sizes) for n in sizes]
-        off = sum(w * part for w, part in zip(weights, of_parts, strict=True)) - of_whole
+        off = sum(w * part for w, part in zip(weights, pieces, strict=True)) - total
         by_chance = 4 * tf.math.reduce_std(off, axis=0) / draws**0.5
-        largest = tf.reduce_max(tf.abs(tf.reduce_mean(of_whole, axis=0)))
+        largest = tf.reduce_max(tf.abs(tf.reduce_mean(total, axis=0)))
         allowed = tolerance * largest + by_chance + 1e-6
         if not bool(tf.reduce_all(tf.abs(tf.reduce_mean(off, axis=0)) <= allowed)):
             raise ValueError(

@@ -128,8 +128,8 @@ class Distribution:
     program: step.Program = dataclasses.field(init=False)
 
     def __post_init__(self):
-        own = {"microbatch_size": self.microbatch_size}
-        worker.check_same(self.workers, "how models are distributed", own, "{}=".format)
+        size = {"microbatch_size": self.microbatch_size}
+        worker.check_same(self.workers, "how models are distributed", size, "{}=".format)
         towers = len(self.tower_devices)
         self._towers_of_workers = self.workers.exchange("numbers of towers", towers)
         self.num_towers = sum(self._towers_of_workers)
@@ -224,8 +224,8 @@ class Distribution:
             if self.workers.count > 1 and name != "predict_function":
                 arrays = [tensor.numpy() for tensor in cutting.tensors(batch)]
                 what = "first batch, which must be the same and whole on all workers, of sha256"
-                own = {what: hashes.sha256(arrays)[:12]}
-                worker.check_same(self.workers, "a first batch", own)
+                digest = {what: hashes.sha256(arrays)[:12]}
+                worker.check_same(self.workers, "a first batch", digest)
         return self._sizes[name]
 
     def _program(

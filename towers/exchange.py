@@ -33,7 +33,7 @@ class Exchange:
         if alone or not all(map(self._shares.microbatches, range(workers.count))):
             self._workers = worker.Workers()
             self._shares = shares.Shares(count, [towers_of_workers[workers.index]])
-        self.runs = [(tower, own) for tower, own in enumerate(self._shares.of_towers()) if own]
+        self.runs = [(tower, run) for tower, run in enumerate(self._shares.tower_runs()) if run]
 
     def __call__(
         self, sums: gradients.Sums, results: Sequence[microbatch.Forward], sizes: Sequence[int]
@@ -48,15 +48,15 @@ class Exchange:
         Raises:
           UnevenRows: gradients have rows, and a microbatch is shorter than the others.
         """
-        values = [value for of_subtree in sums.values() for value in of_subtree]
+        values = [value for subtree_sums in sums.values() for value in subtree_sums]
         has_rows = any(isinstance(value, tf.IndexedSlices) for value in values)
         if self._workers.count > 1 and has_rows and len(set(sizes)) > 1:
             raise UnevenRows
         if self._workers.count == 1 or not results:
             return self._workers.join(sums, results, self._shares)
         rows = [_filled_up(forward, max(sizes)) for forward in results]
-        own = [tf.stack(values) for values in zip(*rows, strict=True)]
-        total, joined = self._workers.join(sums, own, self._shares)
+        stacked = [tf.stack(values) for values in zip(*rows, strict=True)]
+        total, joined = self._workers.join(sums, stacked, self._shares)
         each = zip(*map(tf.unstack, joined), strict=True)
         return total, [
             _rebuilt(results[0], values, size) for values, size in zip(each, sizes, strict=True)
@@ -69,7 +69,7 @@ def _filled_up(forward: microbatch.Forward, size: int) -> list[tf.Tensor]:
     def fill(value: tf.Tensor) -> tf.Tensor:
         return tf.pad(value, [[0, size - value.shape[0]]] + [[0, 0]] * (value.shape.rank - 1))
 
-    values = tf.nest.flatten(_of_examples(fill, forward))
+    values = tf.nest.flatten(_map_examples(fill, forward))
     return [value for value in values if value is not None]
 
 
@@ -77,10 +77,10 @@ def _rebuilt(like: microbatch.Forward, values: Sequence, size: int) -> microbatc
     """A pass of `size` examples from its tensors, in the structure of another."""
     remaining = iter(values)
     filled_up = tf.nest.map_structure(lambda old: None if old is None else next(remaining), like)
-    return _of_examples(lambda value: value[:size], filled_up)
+    return _map_examples(lambda value: value[:size], filled_up)
 
 
-def _of_examples(change: Callable, forward: microbatch.Forward) -> microbatch.Forward:
+def _map_examples(change: Callable, forward: microbatch.Forward) -> microbatch.Forward:
     """A pass with other outputs and masks."""
     outputs, masks = tf.nest.map_structure(
         lambda value: None if value is None else change(value), (forward.outputs, forward.masks)

@@ -22,23 +22,23 @@ def halves(subtree: Subtree) -> tuple[Subtree, Subtree]:
     return (first, middle), (middle, end)
 
 
-def subtrees(own: range, num_leaves: int) -> list[Subtree]:
-    """The largest subtrees of the tree over `num_leaves` that lie within `own`, in order."""
+def subtrees(run: range, num_leaves: int) -> list[Subtree]:
+    """The largest subtrees of the tree over `num_leaves` that lie within `run`, in order."""
 
     def within(subtree: Subtree) -> list[Subtree]:
         first, end = subtree
-        if end <= own.start or own.stop <= first:
+        if end <= run.start or run.stop <= first:
             return []
-        if own.start <= first and end <= own.stop:
+        if run.start <= first and end <= run.stop:
             return [subtree]
-        return [found for half in halves(subtree) for found in within(half)]
+        return [part for half in halves(subtree) for part in within(half)]
 
     return within((0, num_leaves))
 
 
 def add_up(sums: Mapping[Subtree, Any], subtree: Subtree, add: Callable) -> Any:
     """The sum over a subtree, from the sums over the subtrees that it consists of."""
-    if subtree in sums or subtree[1] - subtree[0] == 1:
+    if subtree in sums:
         return sums[subtree]
     left, right = halves(subtree)
     return add(add_up(sums, left, add), add_up(sums, right, add))
@@ -61,13 +61,13 @@ def pairwise_tree(values: Sequence, add: Callable) -> Any:
 
 
 def sum_over_share(
-    of_microbatches: Sequence[Sequence[Gradient]], own: range, num_microbatches: int
+    microbatch_gradients: Sequence[Sequence[Gradient]], run: range, num_microbatches: int
 ) -> Sums:
     """A tower's sums of its microbatches' gradients, along the fixed tree.
 
     Args:
-      of_microbatches: `of_microbatches[m][w]`, for each microbatch of the tower.
-      own: which microbatches of the global batch these are.
+      microbatch_gradients: `microbatch_gradients[m][w]`, for each microbatch of the tower.
+      run: which microbatches of the global batch these are.
       num_microbatches: of the global batch.
 
     Returns:
@@ -77,11 +77,11 @@ def sum_over_share(
     """
     leaves = {
         (m, m + 1): [widened(gradient) for gradient in gradients]
-        for m, gradients in zip(own, of_microbatches, strict=True)
+        for m, gradients in zip(run, microbatch_gradients, strict=True)
     }
     return {
         subtree: add_up(leaves, subtree, add_weight_by_weight)
-        for subtree in subtrees(own, num_microbatches)
+        for subtree in subtrees(run, num_microbatches)
     }
 
 

@@ -50,10 +50,10 @@ def _cores_of_process() -> int:
 
 def intra_op_threads() -> int:
     """How many threads share the work of one operation on the CPU."""
-    given = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
+    setting = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
     return (
         tf.config.threading.get_intra_op_parallelism_threads()
-        or (int(given) if given.isdecimal() else 0)
+        or (int(setting) if setting.isdecimal() else 0)
         or _cores_of_process()
     )
 

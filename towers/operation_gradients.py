@@ -36,7 +36,7 @@ def corrected(jit_compile: bool = False) -> Iterator[None]:
         _in_xla.reset(before)
 
 
-def _of_bias_add(op, upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _bias_add_gradient(op, upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Of the values and of the bias, which is summed in float32 and rounded once."""
     if upstream.dtype != tf.bfloat16 or _in_xla.get() is None:
         return _tensorflow_s["BiasAdd"](op, upstream)
@@ -50,7 +50,7 @@ def _of_bias_add(op, upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return upstream, tf.cast(tf.reduce_sum(values, others), tf.bfloat16)
 
 
-def _of_max_pool(op, upstream: tf.Tensor) -> tf.Tensor:
+def _max_pool_gradient(op, upstream: tf.Tensor) -> tf.Tensor:
     """The first maximum of a window takes all; what an input gets from several is added in order.
 
     The same bits as TensorFlow's own kernel. An input's windows, in their order, meet it at places
@@ -93,5 +93,5 @@ def _of_max_pool(op, upstream: tf.Tensor) -> tf.Tensor:
 
 # There is no public way to choose the gradient of operations that layers of others make.
 _tensorflow_s = {name: ops.gradient_registry.lookup(name) for name in ("BiasAdd", "MaxPool")}
-ops.gradient_registry._registry["BiasAdd"] |= {"type": _of_bias_add}
-ops.gradient_registry._registry["MaxPool"] |= {"type": _of_max_pool}
+ops.gradient_registry._registry["BiasAdd"] |= {"type": _bias_add_gradient}
+ops.gradient_registry._registry["MaxPool"] |= {"type": _max_pool_gradient}

@@ -104,8 +104,8 @@ def no_hidden_state(model: keras.Model, scope: keras.StatelessScope) -> Iterator
     with no_lost_state(model, scope):
         yield
     functions = (one.node_def for one in graph.as_graph_def().library.function)
-    own = (operation.node_def for operation in graph.get_operations()[first:])
-    for node in itertools.chain(own, *functions):
+    nodes = (operation.node_def for operation in graph.get_operations()[first:])
+    for node in itertools.chain(nodes, *functions):
         if node.op.startswith("Assign") and node.op.endswith("VariableOp"):
             raise ValueError(
                 f"{name} assigns a tf.Variable when it is called ({node.name}): {_WEIGHT}"

@@ -29,7 +29,7 @@ class Shares:
     towers_of_workers: Sequence[int] = (1,)
     worker: int = 0
 
-    def of_towers(self, worker: int | None = None) -> list[range]:
+    def tower_runs(self, worker: int | None = None) -> list[range]:
         """The microbatches of each tower of a worker; None for this one."""
         worker = self.worker if worker is None else worker
         first = sum(self.towers_of_workers[:worker])
@@ -38,8 +38,8 @@ class Shares:
 
     def microbatches(self, worker: int | None = None) -> range:
         """The microbatches of a worker; None for this one."""
-        own = self.of_towers(worker)
-        return range(own[0].start, own[-1].stop)
+        runs = self.tower_runs(worker)
+        return range(runs[0].start, runs[-1].stop)
 
 
 def at_once(tower_devices: Sequence[str]) -> int | None:

@@ -222,9 +222,9 @@ class Program:
         if self.training:
             direct, upstream = outer.gradient(scaled, [values, sources])
             leaves: dict[int, list[gradients.Gradient]] = {}
-            for tower, own in among.runs:
+            for tower, run in among.runs:
                 with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}/backward"):
-                    leaves |= {m: _back(*tapes[m], upstream[m]) for m in own}
+                    leaves |= {m: _back(*tapes[m], upstream[m]) for m in run}
             with tf.name_scope("average_gradients"):
                 total, _ = among(*self._collect(leaves, {}, [1] * len(sizes), among), sizes)
                 total = [_merge_equal_rows(value, sizes) for value in total]
@@ -240,12 +240,12 @@ class Program:
         changed = {id(variable): value for variable, value in changes}
         before = [tf.convert_to_tensor(changed.get(id(v), v.value)) for v in others]
         by_layer = zip(*(forward.losses for forward in forwards), strict=True)
-        of_layers = [_mean(losses, weights) for losses in by_layer]
+        layer_losses = [_mean(losses, weights) for losses in by_layer]
         mapping = [*zip(model.trainable_variables, values), *zip(others, before)]  # noqa: B905
         scope = keras.StatelessScope(state_mapping=mapping, collect_losses=True)
         with refusals.no_lost_state(model, scope), scope:
-            if of_layers:
-                model._losses_override = [*of_layers, *model._get_regularization_losses()]
+            if layer_losses:
+                model._losses_override = [*layer_losses, *model._get_regularization_losses()]
             try:
                 loss = model._compute_loss(
                     x, y, microbatch.join_outputs(forwards), sample_weight, training=self.training
@@ -267,20 +267,20 @@ class Program:
         """
         with tf.device(devices.HOST), tf.name_scope("cut_batch"):
             share = {  # one copy of each tensor for a GPU
-                tower: cutting.share(batch, own.start * size, own.stop * size)
-                for tower, own in among.runs
+                tower: cutting.share(batch, run.start * size, run.stop * size)
+                for tower, run in among.runs
             }
         with tf.name_scope("weights"):
             values = self.pass_.values()
             if any(self._is_packed(tower) for tower, _ in among.runs):
                 packed = packing.Packed(values)
         results: dict[int, Any] = {}  # of this worker's microbatches, in order
-        for tower, own in among.runs:
+        for tower, run in among.runs:
             with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}"):
-                of_tower = packed.unpacked() if self._is_packed(tower) else values
-                copies, state = tf.nest.map_structure(tf.identity, of_tower)  # the tower's own
-                for m, part in zip(own, cutting.cut(share[tower], size), strict=True):
-                    if self._at_once and m - own.start >= self._at_once:
+                tower_values = packed.unpacked() if self._is_packed(tower) else values
+                copies, state = tf.nest.map_structure(tf.identity, tower_values)  # the tower's own
+                for m, part in zip(run, cutting.cut(share[tower], size), strict=True):
+                    if self._at_once and m - run.start >= self._at_once:
                         part = _after(results[m - self._at_once], part)
                     with tf.name_scope("microbatch"):
                         results[m] = compute(copies, state, m, part)
@@ -301,18 +301,18 @@ class Program:
         """
         sums: dict[gradients.Subtree, Sequence[gradients.Gradient]] = {}
         forwards: list[microbatch.Forward] = []
-        for tower, own in among.runs:
+        for tower, run in among.runs:
             with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}/sum"):
                 weighted = [
                     [g if weights[m] == 1 else gradients.times(g, weights[m]) for g in leaves[m]]
-                    for m in own
+                    for m in run
                 ]
-                of_tower = gradients.sum_over_share(weighted, own, len(weights))
-                values = list(of_tower.values()), [passes[m] for m in own if passes]
+                tower_sums = gradients.sum_over_share(weighted, run, len(weights))
+                values = list(tower_sums.values()), [passes[m] for m in run if passes]
                 packed = packing.Packed(values) if self._is_packed(tower) else None
-            summed, of_passes = packed.unpacked() if packed else values
-            sums |= dict(zip(of_tower, summed, strict=True))
-            forwards += of_passes
+            summed, tower_passes = packed.unpacked() if packed else values
+            sums |= dict(zip(tower_sums, summed, strict=True))
+            forwards += tower_passes
         return sums, forwards
 
     def _changes(

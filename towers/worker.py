@@ -40,7 +40,7 @@ class Workers(contextlib.AbstractContextManager):
         return f"worker {index}"
 
     def join(
-        self, sums: gradients.Sums, values: Sequence, of: shares.Shares
+        self, sums: gradients.Sums, values: Sequence, split: shares.Shares
     ) -> tuple[list[gradients.Gradient], list]:
         """The total of the gradients, and the values of all microbatches, on every worker.
 
@@ -49,9 +49,9 @@ class Workers(contextlib.AbstractContextManager):
         Args:
           sums: of this worker's gradients, from `gradients.sum_over_share`.
           values: tensors [microbatches of this worker, ...].
-          of: which microbatches each worker has.
+          split: which microbatches each worker has.
         """
-        whole = (0, of.num_microbatches)
+        whole = (0, split.num_microbatches)
         return gradients.add_up(sums, whole, gradients.add_weight_by_weight), list(values)
 
     def ask_to_stop(self, signal_number: int | None) -> None:
@@ -79,7 +79,7 @@ class Workers(contextlib.AbstractContextManager):
 
 
 def check_same(
-    workers: Workers, what: str, own: Mapping, label: Callable[[str], str] = "{} ".format
+    workers: Workers, what: str, values: Mapping, label: Callable[[str], str] = "{} ".format
 ) -> None:
     """Checks that all workers have the same values, by name, as JSON can hold them.
 
@@ -88,7 +88,7 @@ def check_same(
     Raises:
       WorkerError: names what differs, with the values of a worker and of the chief.
     """
-    chief, *others = workers.exchange(what, dict(own))
+    chief, *others = workers.exchange(what, dict(values))
     for index, other in enumerate(others, start=1):
         if different := errors.differences(chief, other, workers.name(0), label):
             raise errors.WorkerError(

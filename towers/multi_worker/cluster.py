@@ -1,6 +1,6 @@
 """Which processes make up a run on several machines, and which of them this one is.
 
-A worker is one process with its own towers. Worker 0 is the chief: it has the run's folder.
+A worker is one process with its peers towers. Worker 0 is the chief: it has the run's folder.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Cluster:
                     "from 1 to 65535"
                 )
             if address in self.addresses[:place]:
-                raise ValueError(f"{address} is listed twice; give each worker its own address")
+                raise ValueError(f"{address} is listed twice; give each worker its peers address")
         if not 0 <= self.index < len(self.addresses):
             raise ValueError(
                 f"index={self.index}: must be at least 0 and below the number of workers, "
@@ -68,9 +68,9 @@ def from_tf_config() -> Cluster | None:
         chief, others = jobs.get("chief", []), jobs.get("worker", [])
         if len(chief) + len(others) < 2:
             return None
-        own = {"chief": chief, "worker": others}.get(kind, [])
-        if index not in range(len(own)):
-            raise ValueError(f"task {kind} {index}: must be one of {len(own)} of its type")
+        peers = {"chief": chief, "worker": others}.get(kind, [])
+        if index not in range(len(peers)):
+            raise ValueError(f"task {kind} {index}: must be one of {len(peers)} of its type")
         return Cluster((*chief, *others), index + (len(chief) if kind == "worker" else 0))
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"TF_CONFIG: {error}") from error

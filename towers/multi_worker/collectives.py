@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,8 +84,8 @@ class MultiWorker(worker.Workers):
             )
             rows = tf.zeros([self.count, _LABEL_BYTES // 4 + 1], tf.int32)
             self._doing = tf.Variable(rows, trainable=False, name="doing")
-        own = {"workers": list(members.addresses), "GPUs": machine.gpu_names()}
-        worker.check_same(self, "what they run on", own | conditions.environment())
+        hardware = {"workers": list(members.addresses), "GPUs": machine.gpu_names()}
+        worker.check_same(self, "what they run on", hardware | conditions.environment())
 
     def __exit__(self, _, error: BaseException | None, __) -> None:
         if error is None:
@@ -105,45 +105,44 @@ class MultiWorker(worker.Workers):
         return self.cluster.name(index)
 
     def join(
-        self, sums: gradients.Sums, values: Sequence[tf.Tensor], of: shares.Shares
+        self, sums: gradients.Sums, values: Sequence[tf.Tensor], split: shares.Shares
     ) -> tuple[list[gradients.Gradient], list[tf.Tensor]]:
         local_sums = {
             subtree: gradients.add_up(sums, subtree, gradients.add_weight_by_weight)
-            for subtree in gradients.subtrees(of.microbatches(), of.num_microbatches)
+            for subtree in gradients.subtrees(split.microbatches(), split.num_microbatches)
         }
-        packed = {at: packing.Packed([*map(_known, of_all)]) for at, of_all in local_sums.items()}
+        packed = [packing.Packed([*map(_known, each)]) for each in local_sums.values()]
         # The rows of each sparse gradient, one after the other.
         totals = functools.reduce(gradients.add_weight_by_weight, local_sums.values())
         sparse = {n: g for n, g in enumerate(totals) if isinstance(g, tf.IndexedSlices)}
-        types = next(iter(packed.values())).vectors
+        types = packed[0].vectors
         count = sum(vector.shape.num_elements() for vector in types.values())
         parity = self._next_parity()
         # It waits for nothing, and so is done while the towers compute.
         all_do = self._all_do(f"a step with {count:,} gradients", parity)
         with tf.name_scope("workers"), tf.control_dependencies([all_do]):
             vectors = {
-                dtype: self._sum({at: one.vectors[dtype] for at, one in packed.items()}, of, parity)
+                dtype: self._sum([one.vectors[dtype] for one in packed], split, parity)
                 for dtype in types
             }
             totals = packing.Packed(totals).unpacked(vectors)
             rows = [values for g in sparse.values() for values in (g.values, g.indices)]
-            asked = tf.repeat(self._asked, len(of.microbatches()))
-            *results, asked = self._gather_results([*values, *rows, asked], of, parity)
+            asked = tf.repeat(self._asked, len(split.microbatches()))
+            *results, asked = self._gather_results([*values, *rows, asked], split, parity)
             self._stop.assign(tf.reduce_max(asked))
         gathered = iter(results[len(values) :])
         for n, gradient in sparse.items():
             totals[n] = tf.IndexedSlices(next(gathered), next(gathered), gradient.dense_shape)
         return totals, results[: len(values)]
 
-    def _sum(self, sums: Mapping, of: shares.Shares, parity) -> tf.Tensor:
+    def _sum(self, vectors: Sequence[tf.Tensor], split: shares.Shares, parity) -> tf.Tensor:
         """Vectors [n] of this worker's subtrees, added up over all microbatches along the tree.
 
         Each worker adds up one share of all values, and then all exchange their shares: as few
         bytes as around a ring where a worker has one subtree, and the order of additions is ours.
         """
-        runs = map(of.microbatches, range(self.count))
-        subtrees = [gradients.subtrees(run, of.num_microbatches) for run in runs]
-        vectors = list(sums.values())
+        runs = map(split.microbatches, range(self.count))
+        subtrees = [gradients.subtrees(run, split.num_microbatches) for run in runs]
         most, n = max(map(len, subtrees)), vectors[0].shape.num_elements()
         share = -(-n // self.count)
         rows = tf.stack([tf.pad(vector, [[0, share * self.count - n]]) for vector in vectors])
@@ -154,10 +153,10 @@ class MultiWorker(worker.Workers):
         got = tf.ensure_shape(tf.raw_ops.CollectiveAllToAllV2(input=cut, **group), cut.shape)
         leaves = {
             subtree: vector
-            for own, of_worker in zip(subtrees, tf.unstack(got), strict=True)
-            for subtree, vector in zip(own, tf.unstack(of_worker), strict=False)
+            for parts, received in zip(subtrees, tf.unstack(got), strict=True)
+            for subtree, vector in zip(parts, tf.unstack(received), strict=False)
         }
-        total = gradients.add_up(leaves, (0, of.num_microbatches), tf.add)
+        total = gradients.add_up(leaves, (0, split.num_microbatches), tf.add)
         return tf.reshape(self._gather("totals", total, parity), [-1])[:n]
 
     def _gather(self, use: str, vector: tf.Tensor, parity: tf.Tensor) -> tf.Tensor:
@@ -185,22 +184,22 @@ class MultiWorker(worker.Workers):
     def _next_parity(self) -> tf.Tensor:
         return self._parity.assign(1 - self._parity)
 
-    def _gather_results(self, values, of, parity) -> list[tf.Tensor]:
+    def _gather_results(self, values, split, parity) -> list[tf.Tensor]:
         """Tensors of this worker's microbatches as those of all; they travel as one.
 
         Their first axis is the microbatches, or so many rows for each of them.
         """
         values = [tf.convert_to_tensor(value) for value in values]
-        counts = [*map(len, map(of.microbatches, range(self.count)))]
-        own = counts[self.index]
-        words = [tf.reshape(_as_words(value), [own, -1]) for value in values]
+        counts = [*map(len, map(split.microbatches, range(self.count)))]
+        count_here = counts[self.index]
+        words = [tf.reshape(_as_words(value), [count_here, -1]) for value in values]
         sent = tf.concat(words, axis=1)
-        sent = tf.pad(sent, [[0, max(counts) - own], [0, 0]])  # as many from each worker
+        sent = tf.pad(sent, [[0, max(counts) - count_here], [0, 0]])  # as many from each worker
         got = tf.ensure_shape(self._gather("results", sent, parity), [self.count, *sent.shape])
         rows = zip(tf.unstack(got), counts, strict=True)
         whole = tf.concat([row[:count] for row, count in rows], axis=0)
         pieces = tf.split(whole, [word.shape[1] for word in words], axis=1)
-        shapes = [[v.shape[0] // own * of.num_microbatches, *v.shape[1:]] for v in values]
+        shapes = [[v.shape[0] // count_here * split.num_microbatches, *v.shape[1:]] for v in values]
         return [
             _from_words(tf.reshape(piece, [-1]), value.dtype, shape)
             for piece, value, shape in zip(pieces, values, shapes, strict=True)

@@ -108,8 +108,8 @@ def _enable_collectives(context, server: bytes) -> str:
 
 def _why_not_met(failure: str, members: cluster.Cluster, wait_seconds: float) -> str:
     if "Could not start gRPC server" in failure:
-        own = members.name(members.index)
-        return f"{own} cannot listen on its port: another process does"
+        name = members.name(members.index)
+        return f"{name} cannot listen on its port: another process does"
     _, _, late = failure.partition("timed out task names:")
     named = _TASK.findall((late or failure).partition("Additional GRPC")[0]) or ["0"]
     tasks = sorted(set(map(int, named)))

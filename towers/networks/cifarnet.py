@@ -36,7 +36,7 @@ def build(
     )  # fmt: skip
 
     def normal(stddev: float, layer: str) -> keras.initializers.Initializer:
-        return keras.initializers.TruncatedNormal(stddev=stddev, seed=seeds.of_layer(seed, layer))
+        return keras.initializers.TruncatedNormal(stddev=stddev, seed=seeds.derive(seed, layer))
 
     def convolution(name):
         kernel = normal(0.05, name)

@@ -51,7 +51,7 @@ def build(
             3,
             padding="same",
             use_bias=False,  # batch norm's offset does its work
-            kernel_initializer=PartialIdentity(seeds.of_layer(seed, name)),
+            kernel_initializer=PartialIdentity(seeds.derive(seed, name)),
             kernel_constraint=UnitMeanSquareNorm(),
             name=name,
             dtype=dtype,
@@ -82,7 +82,7 @@ def build(
         num_classes,
         use_bias=False,
         kernel_initializer=keras.initializers.RandomNormal(
-            stddev=1 / (block_filters[-1] * LOGIT_SCALE), seed=seeds.of_layer(seed, "logits")
+            stddev=1 / (block_filters[-1] * LOGIT_SCALE), seed=seeds.derive(seed, "logits")
         ),
         name="logits",
         dtype=dtype,

@@ -29,7 +29,7 @@ def build(
     """
 
     def he_normal(layer):
-        return keras.initializers.HeNormal(seed=seeds.of_layer(seed, layer))
+        return keras.initializers.HeNormal(seed=seeds.derive(seed, layer))
 
     def relu(x, name):
         return keras.layers.ReLU(name=name, dtype=dtype)(x)

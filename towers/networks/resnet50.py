@@ -41,7 +41,7 @@ def build(
 
     def he_normal(layer):
         return keras.initializers.VarianceScaling(
-            2.0, "fan_out", "untruncated_normal", seed=seeds.of_layer(seed, layer)
+            2.0, "fan_out", "untruncated_normal", seed=seeds.derive(seed, layer)
         )
 
     def convolution(x, filters, kernel_size, strides, name, scale="ones"):
@@ -70,6 +70,6 @@ def build(
             x = keras.layers.Add(name=f"{name}_add", dtype=dtype)([x, shortcut])
             x = relu(x, f"{name}_relu3")
     x = keras.layers.GlobalAveragePooling2D(name="pool", dtype=dtype)(x)  # (n, 4 * filters)
-    small = keras.initializers.RandomNormal(stddev=0.01, seed=seeds.of_layer(seed, "logits"))
+    small = keras.initializers.RandomNormal(stddev=0.01, seed=seeds.derive(seed, "logits"))
     dense = keras.layers.Dense(num_classes, kernel_initializer=small, name="logits", dtype=dtype)
     return keras.Model(images, dense(x), name="resnet50")

@@ -8,7 +8,7 @@ would not be independent.
 import hashlib
 
 
-def of_layer(seed: int, layer: str) -> int:
+def derive(seed: int, layer: str) -> int:
     """The seed of a layer's initial values, in [0, 2**31): a hash of the run's and its name."""
     digest = hashlib.sha256(f"{seed}/{layer}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1

@@ -178,8 +178,8 @@ class Log(RunCallback):
             "step_seconds": elapsed / steps,
         }
         values |= {name: float(value) for name, value in (logs or {}).items() if name != "loss"}
-        of_towers = shares.evenly(len(losses), min(len(losses), run.distribution.num_towers))
-        means = [np.average(losses[share], weights=sizes[share]) for share in of_towers]
+        tower_shares = shares.evenly(len(losses), min(len(losses), run.distribution.num_towers))
+        means = [np.average(losses[share], weights=sizes[share]) for share in tower_shares]
         scalars = {f"weight_decay/{path}": value for path, value in decays.items()}
         scalars["towers/loss_spread"] = max(means) - min(means)
         self._write(values, {"train": values | scalars})
@@ -192,15 +192,15 @@ class Log(RunCallback):
         if not self._writes:
             return
         values = {k: float(v) for k, v in (logs or {}).items() if isinstance(v, numbers.Real)}
-        of_epoch = {f"epoch_{n}": v for n, v in values.items() if not n.startswith("val_")}
+        train_means = {f"epoch_{n}": v for n, v in values.items() if not n.startswith("val_")}
         evaluated = {n.removeprefix("val_"): v for n, v in values.items() if n.startswith("val_")}
-        self._write(values, {"train": of_epoch, "eval": evaluated})
+        self._write(values, {"train": train_means, "eval": evaluated})
         self._start_clock()  # an evaluation is no training
 
-    def _write(self, values: dict, of_parts: dict[str, dict]) -> None:
+    def _write(self, values: dict, scalars_by_part: dict[str, dict]) -> None:
         """Writes a line, and numbers by the part of TensorBoard's files that they are for."""
         line = self._append(values)
-        for part, scalars in of_parts.items():
+        for part, scalars in scalars_by_part.items():
             with summaries.events(self.run.writer(part), line["step"]):
                 summaries.scalars({"epoch": line["epoch"]} | scalars)
             with summaries.events(self.run.writer(part), line["examples_seen"]):

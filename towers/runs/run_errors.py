@@ -32,9 +32,9 @@ def explained(what: str = "a step") -> Iterator[None]:
                 f"{what}: a loss or a gradient is NaN or Inf; the step was not applied. A lower "
                 "learning rate, clipped gradients or a wider type may help"
             ) from error
-        if (found := _NOT_COMPILED.search(error.message)) is None:
+        if (match := _NOT_COMPILED.search(error.message)) is None:
             raise
         raise TrainingError(
             "jit_compile=True: XLA cannot compile this model, its loss or its optimizer: "
-            f"{found[0].strip()}"
+            f"{match[0].strip()}"
         ) from error

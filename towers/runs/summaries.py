@@ -78,13 +78,13 @@ def with_activations(model: keras.Model) -> keras.Model | None:
         if isinstance(layer, keras.layers.ReLU)
         or getattr(layer, "activation", None) not in (None, keras.activations.linear)
     }
-    own = {output._keras_history.operation.name: output for output in model.outputs}
+    model_outputs = {output._keras_history.operation.name: output for output in model.outputs}
     inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
     try:
-        return keras.Model(inputs, outputs | own)
+        return keras.Model(inputs, outputs | model_outputs)
     except ValueError:
         # A layer that was first called in another model has its `output` there.
-        return keras.Model(inputs, own)
+        return keras.Model(inputs, model_outputs)
 
 
 def graph_with_calls_inlined(
