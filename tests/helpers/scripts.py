@@ -51,17 +51,19 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess:
     return done
 
 
-def let_graphs_go() -> None:
-    """Lets the graphs go that this process has built.
+def let_graphs_go(more_than: int = 100) -> None:
+    """Lets the graphs go that this process has built, where they have many custom gradients.
 
     TensorFlow 2.21 registers the gradient of every tf.custom_gradient in a graph forever, and
     holds the graph with it. Each step has one, in Keras's optimizers, and a test session hundreds:
-    its processes grew to 10 GB.
+    its processes grew to 10 GB, and each collection looked through all of them.
     """
     registered = ops.gradient_registry._registry
-    for name in [name for name in registered if name.startswith("CustomGradient-")]:
-        del registered[name]
-    gc.collect()
+    names = [name for name in registered if name.startswith("CustomGradient-")]
+    if len(names) > more_than:
+        for name in names:
+            del registered[name]
+        gc.collect()
 
 
 def train(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
@@ -127,12 +129,12 @@ def wait_for_line(process: subprocess.Popen, start_of_line: str) -> str:
 
 def processes_with(variable: str) -> list[int]:
     """Those that were started with `NAME=value` in their environment, and have not ended."""
-    found = []
+    result = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if variable.encode() in (process / "environ").read_bytes().split(b"\0"):
-                found.append(int(process.name))
-    return found
+                result.append(int(process.name))
+    return result
 
 
 def lines_of(path: Path) -> list[dict]:

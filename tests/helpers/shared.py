@@ -48,29 +48,18 @@ tf_stack.extract_stack = lambda stacklevel=1: _CALLS
 def pytest_collection_finish():
     """Leaves what is there now, libraries and tests, out of all collections of garbage.
 
-    One follows each file, and would take 0.4 s each time.
+    Each would take 0.4 s longer.
     """
     gc.collect()
     gc.freeze()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def graphs_let_go():
-    """After each file of tests."""
-    yield
-    scripts.let_graphs_go()
-
-
 @pytest.fixture(autouse=True)
-def as_at_the_start(request):
-    """Keras says what it does, though a lesson or a command has run in this process before.
-
-    Long tests leave no graphs: a file of those grew to 10 GB by itself.
-    """
+def as_at_the_start():
+    """Keras says what it does, though a lesson or a command has run in this process before."""
     keras.config.enable_interactive_logging()
     yield
-    if request.node.get_closest_marker("long"):
-        scripts.let_graphs_go()
+    scripts.let_graphs_go()
 
 
 @pytest.fixture(scope="session")
