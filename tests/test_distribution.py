@@ -72,7 +72,7 @@ def test_batch_norm_equals_keras_on_microbatches(joined):
     losses = []
     for _ in range(2):
         start = [np.array(v) for v in other.non_trainable_variables]
-        found, counts = [], []
+        result, counts = [], []
         for first in range(0, 54, 16):
             for variable, value in zip(other.non_trainable_variables, start, strict=True):
                 variable.assign(value)
@@ -81,10 +81,12 @@ def test_batch_norm_equals_keras_on_microbatches(joined):
                 loss = CROSSENTROPY(Y[first : first + 16], outputs)
             of_weights = tape.gradient(loss, [v.value for v in other.trainable_variables])
             state = [np.array(v) for v in other.non_trainable_variables]
-            found.append([loss, *of_weights, *state])
+            result.append([loss, *of_weights, *state])
             counts.append(len(outputs))
         assert counts == [16, 16, 16, 6]
-        loss, *mean = (np.average(np.stack(parts), 0, counts) for parts in zip(*found, strict=True))
+        loss, *mean = (
+            np.average(np.stack(parts), 0, counts) for parts in zip(*result, strict=True)
+        )
         losses.append(loss)
         for variable, gradient in zip(other.trainable_variables, mean, strict=False):
             variable.assign_sub(0.1 * gradient)
@@ -151,8 +153,8 @@ def test_any_size_of_microbatches_is_the_same_to_rounding():
         model.fit(X, Y, **FIT)
         model.fit(X[:1], Y[:1], **FIT)
         weights.append(model.get_weights())
-    for found in weights[1:]:
-        for ours, right in zip(found, weights[0], strict=True):
+    for result in weights[1:]:
+        for ours, right in zip(result, weights[0], strict=True):
             np.testing.assert_allclose(ours, right, 1e-5, 1e-6)
 
 
@@ -194,8 +196,8 @@ def test_says_once_how_a_batch_is_computed(capfd):
     model = made(num_towers=3, size=40)
     model.fit(X, Y, **FIT)
     model.evaluate(X, Y, verbose=0)
-    said = capfd.readouterr().out
-    assert said.count("40") == 1 and "3" in said and "1 of" in said
+    message = capfd.readouterr().out
+    assert message.count("40") == 1 and "3" in message and "1 of" in message
 
 
 # Devices and scopes
@@ -305,13 +307,13 @@ def test_a_mask_or_a_single_axis_joins_the_loss():
 
 @pytest.mark.parametrize("weights", [None, rng.uniform(size=54).astype("float32")])
 def test_both_ways_give_the_same_where_a_loss_may_be_cut(weights):
-    found = []
+    result = []
     for joined in (False, True):
         between = layers.Dense(6, "relu", kernel_regularizer="l2", activity_regularizer="l1")
         model = made(between, joined=joined, weighted_metrics=["accuracy"])
         history = model.fit(X, Y, sample_weight=weights, epochs=3, **FIT)
-        found.append([*history.history.values(), *model.get_weights()])
-    for one, other in zip(*found, strict=True):
+        result.append([*history.history.values(), *model.get_weights()])
+    for one, other in zip(*result, strict=True):
         np.testing.assert_allclose(one, other, 1e-5, 1e-6)
 
 
@@ -381,7 +383,7 @@ def test_models_made_in_a_loop_are_freed():
 
 
 def test_trainings_in_threads_equal_those_one_after_the_other():
-    found = []
+    result = []
     for at_once in (True, False):
         models = [made(layers.Dense(n)) for n in (4, 5, 6)]
         threads = [threading.Thread(target=m.fit, args=(X, Y), kwargs=FIT) for m in models]
@@ -391,5 +393,5 @@ def test_trainings_in_threads_equal_those_one_after_the_other():
                 thread.join()
         for thread in threads:
             thread.join()
-        found.append([weight for model in models for weight in model.get_weights()])
-    np.testing.assert_equal(*found)
+        result.append([weight for model in models for weight in model.get_weights()])
+    np.testing.assert_equal(*result)

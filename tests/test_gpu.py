@@ -137,8 +137,8 @@ def trained(folder, *arguments, **options):
 
 
 def test_train_py_on_a_gpu_is_one_run_for_one_process_and_two(tmp_path):
-    said, one = trained(tmp_path / "one")
-    assert "/GPU:0" in said
+    message, one = trained(tmp_path / "one")
+    assert "/GPU:0" in message
     launched = "-m", "towers_cli.launch", "--workers=2", "--"
     _, two = trained(tmp_path / "two", *launched)
     assert one == two != []
@@ -155,7 +155,7 @@ def test_train_py_on_a_gpu_resumes_with_the_bits_of_a_run_that_was_never_killed(
         process.kill()
         process.communicate()
     assert process.returncode == -signal.SIGKILL
-    said, resumed = trained(tmp_path / "killed", flags=flags)
-    assert "continuing at step" in said
+    message, resumed = trained(tmp_path / "killed", flags=flags)
+    assert "continuing at step" in message
     assert resumed == expected
     assert {line["step"] for line in expected} >= {0, 50, 100, 150, 200}

@@ -92,15 +92,15 @@ def has_kernel(node, kind) -> bool:
 def without_kernel(graph) -> set[str]:
     definition = graph.as_graph_def()
     functions = {function.signature.name: function for function in definition.library.function}
-    found = list(nodes_of(definition.node, functions))
-    assert {kind for _, kind in found} == {None, "CPU", "GPU"}
+    result = list(nodes_of(definition.node, functions))
+    assert {kind for _, kind in result} == {None, "CPU", "GPU"}
     # Without a device: what the caller's device scope, the CPU, is for.
-    assert {node.op for node, kind in found if kind is None} <= {
+    assert {node.op for node, kind in result if kind is None} <= {
         "Placeholder", "ReadVariableOp", "Identity", "NoOp",
     }  # fmt: skip
     return {
         f"{kind} {node.op}"
-        for node, kind in found
+        for node, kind in result
         if kind and node.op != "Placeholder" and not has_kernel(node, kind)
     }
 
@@ -161,15 +161,15 @@ def copies(model, batch) -> collections.Counter:
 )
 def test_a_further_gpu_costs_one_copy_each_way(network, joined, monkeypatch):
     """With a joined loss two: outputs and their gradients travel too. The bits are the same."""
-    towers_of_it, found = (ANOTHER_CPU, TOWERS[1]), []
+    towers_of_it, result = (ANOTHER_CPU, TOWERS[1]), []
     for are_cpus in (True, False):
         with monkeypatch.context() as patch:
             patch.setattr(machine, "are_cpus", lambda places, are_cpus=are_cpus: are_cpus)
             model, batch = program(network, "float32", "sgd", towers_of_it, ANOTHER_CPU, joined)
             count = copies(model, batch)
-            found.append(hashes.sha256(variable.numpy() for variable in model.variables))
+            result.append(hashes.sha256(variable.numpy() for variable in model.variables))
     assert count[towers_of_it] == count[towers_of_it[::-1]] == 1 + joined
-    assert found[0] == found[1]
+    assert result[0] == result[1]
 
 
 @pytest.mark.parametrize("prefetched", [False, True])

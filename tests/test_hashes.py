@@ -15,6 +15,6 @@ def test_hash_is_of_values_types_shapes_and_order():
         [a.view(np.int32), b],
         [np.nextafter(a, 9), b],
     ]
-    found = [hashes.sha256(values) for values in different]
-    assert len(set(found)) == len(found) and len(found[0]) == 64
-    assert hashes.sha256([a[::-1][::-1], b.copy()]) == found[0]
+    result = [hashes.sha256(values) for values in different]
+    assert len(set(result)) == len(result) and len(result[0]) == 64
+    assert hashes.sha256([a[::-1][::-1], b.copy()]) == result[0]

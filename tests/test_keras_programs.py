@@ -61,7 +61,7 @@ def program(**known):
 
 
 @functools.cache
-def found(name: str, num_towers: int) -> dict:
+def run(name: str, num_towers: int) -> dict:
     """What a program returns on so many towers; 0 for plain Keras."""
     one = PROGRAMS[name]
 
@@ -69,7 +69,7 @@ def found(name: str, num_towers: int) -> dict:
         if num_towers:
             towers.distribute(model, num_towers, microbatch_size=16)
 
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
     keras.config.set_floatx("float64" if one.policy == "float64" else "float32")
     keras.config.set_dtype_policy(one.policy)
@@ -82,8 +82,8 @@ def found(name: str, num_towers: int) -> dict:
 
 def leaves(value) -> dict[str, np.ndarray]:
     """Every number and array in what a program returns, by its path."""
-    found = keras.tree.flatten_with_path(value)
-    return {"/".join(map(str, path)): np.asarray(leaf) for path, leaf in found}
+    result = keras.tree.flatten_with_path(value)
+    return {"/".join(map(str, path)): np.asarray(leaf) for path, leaf in result}
 
 
 def summary(model, history=None, x=X[:22], y=Y[:22], **evaluation) -> dict:
@@ -465,7 +465,7 @@ WITH_ORACLE = [name for name, program in PROGRAMS.items() if program.tolerance i
 @pytest.mark.parametrize("name", named(WITH_ORACLE))
 def test_equals_keras(name):
     program = PROGRAMS[name]
-    theirs, ours = (leaves(found(name, k)) for k in (0, 3))
+    theirs, ours = (leaves(run(name, k)) for k in (0, 3))
     assert theirs.keys() == ours.keys()
     wrong = {}
     for path, right in theirs.items():
@@ -490,14 +490,14 @@ def test_losses_of_outputs_are_means_over_examples():
     kinds = outputs["kind"] - np.log(np.exp(outputs["kind"]).sum(-1, keepdims=True))
     kind = -np.mean(kinds[np.arange(len(kinds)), y["kind"]])
     size = np.mean((outputs["size"] - y["size"]) ** 2)
-    found = [ours[name] for name in ("kind_loss", "size_loss", "loss")]
-    np.testing.assert_allclose(found, [kind, size, kind + 0.25 * size], 1e-5)
+    result = [ours[name] for name in ("kind_loss", "size_loss", "loss")]
+    np.testing.assert_allclose(result, [kind, size, kind + 0.25 * size], 1e-5)
     np.testing.assert_allclose(of_keras["loss"], kind + 0.25 * size, 1e-5)
     assert abs(of_keras["size_loss"] - size) > 1e-3  # else the table can go
 
 
 def test_losses_of_outputs_add_up_in_training():
-    history = found("dicts_with_a_weight_for_each_output", 3)["history"]
+    history = run("dicts_with_a_weight_for_each_output", 3)["history"]
     kind, size = (np.array(history[f"{name}_loss"]) for name in ("kind", "size"))
     np.testing.assert_allclose(kind + 0.25 * size, history["loss"], atol=1e-5)
 
@@ -506,7 +506,7 @@ def test_losses_of_outputs_add_up_in_training():
 @pytest.mark.parametrize("name", named(PROGRAMS, LIKE_OTHERS))
 def test_bits_do_not_depend_on_towers(name, num_towers):
     one, several = (
-        {path: (leaf.dtype, leaf.tobytes()) for path, leaf in leaves(found(name, k)).items()}
+        {path: (leaf.dtype, leaf.tobytes()) for path, leaf in leaves(run(name, k)).items()}
         for k in (1, num_towers)
     )
     assert one == several

@@ -67,13 +67,13 @@ def test_a_gpu_that_tensorflow_cannot_use_is_told_of_once(
     assert [expected in line for line in caplog.messages] == ([True] if expected else [])
 
 
-@pytest.mark.parametrize(("tf32", "said"), [(True, "on"), (False, "off")])
-def test_what_computes_on_gpus_is_part_of_what_a_run_ran_on(monkeypatch, tf32, said):
+@pytest.mark.parametrize(("tf32", "word"), [(True, "on"), (False, "off")])
+def test_what_computes_on_gpus_is_part_of_what_a_run_ran_on(monkeypatch, tf32, word):
     assert machine.gpu_software() == {} and "CUDA" not in conditions.environment()
     pretend_gpu.pretend(monkeypatch.setattr)
     build = {"cuda_version": "12.5.1", "cudnn_version": "9"}
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
     name = "tensor_float_32_execution_enabled"
     monkeypatch.setattr(tf.config.experimental, name, lambda: tf32)
-    assert machine.gpu_software() == {"CUDA": "12.5.1", "cuDNN": "9", "TF32": said}
+    assert machine.gpu_software() == {"CUDA": "12.5.1", "cuDNN": "9", "TF32": word}
     assert set(conditions.environment()) >= {"oneDNN", *machine.gpu_software()}

@@ -19,6 +19,6 @@ def test_are_keras_s_in_float32(dtype):
         keras.losses.sparse_categorical_crossentropy(LABELS, wide, from_logits=True),
     ]
     for labels in (LABELS, np.eye(4)[LABELS]):
-        found = metrics.in_top(labels, outputs, 2), metrics.cross_entropy(labels, outputs)
-        for mine, keras_s in zip(found, expected, strict=True):
+        result = metrics.in_top(labels, outputs, 2), metrics.cross_entropy(labels, outputs)
+        for mine, keras_s in zip(result, expected, strict=True):
             np.testing.assert_allclose(mine, keras_s, rtol=1e-5)

@@ -87,8 +87,8 @@ def gradient(upstream, **options):
 
 def test_tensorflow_s_own_is_wrong():
     """When this fails, the gradient of a bias can go."""
-    found, is_own = gradient(tf.ones([2048, 3], tf.bfloat16))
-    assert is_own and np.all(found < 0.5 * 2048)
+    outcome, is_own = gradient(tf.ones([2048, 3], tf.bfloat16))
+    assert is_own and np.all(outcome < 0.5 * 2048)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_tensorflow_s_own_is_wrong():
 )
 def test_it_sums_over_all_but_the_channels(shape, options):
     with operation_gradients.corrected():
-        found, is_own = gradient(tf.ones(shape, tf.bfloat16), **options)
+        outcome, is_own = gradient(tf.ones(shape, tf.bfloat16), **options)
     assert not is_own
-    np.testing.assert_array_equal(found, [2048.0] * 3)
+    np.testing.assert_array_equal(outcome, [2048.0] * 3)
 
 
 def test_other_threads_have_tensorflow_s():
@@ -137,8 +137,8 @@ class TestMaxPooling:
             return tape.gradient(pooled, images, output_gradients=tf.cast(upstream, images.dtype))
 
         with operation_gradients.corrected(jit_compile=True):
-            found = gradient()
-        np.testing.assert_array_equal(found, gradient())
+            outcome = gradient()
+        np.testing.assert_array_equal(outcome, gradient())
 
     @pytest.mark.parametrize(
         "name",

@@ -309,15 +309,15 @@ def test_accepts(what):
 
 
 def test_a_metric_that_a_model_updates_sees_every_example():
-    found = []
+    result = []
     for is_distributed in (False, True):
         keras.utils.set_random_seed(1)
         model = compiled(Counts(keras.metrics.Mean, lambda x: ops.norm(x, axis=-1)))
         if is_distributed:
             towers.distribute(model, 2, microbatch_size=8)
         history = model.fit(X, Y, batch_size=20, shuffle=False, verbose=0).history
-        found.append([history["peculiar"][0], *model.evaluate(X, Y, verbose=0)])
-    assert found[1] == pytest.approx(found[0], rel=1e-5)
+        result.append([history["peculiar"][0], *model.evaluate(X, Y, verbose=0)])
+    assert result[1] == pytest.approx(result[0], rel=1e-5)
 
 
 def test_a_counter_counts_steps_and_a_running_mean_runs_once():

@@ -30,6 +30,7 @@ EACH = [  # ours, and Keras's
             [STEPS_PER_EPOCH - 1, 3 * STEPS_PER_EPOCH - 1], [1.0, 0.5, 0.25]
         ),
     ),
+    (rate("constant", 0.3), lambda step: 0.3),
     (rate("cosine", total_epochs=4.0), OF_KERAS.CosineDecay(1.0, 4 * STEPS_PER_EPOCH)),
     (rate("linear", total_epochs=4.0), OF_KERAS.PolynomialDecay(1.0, 4 * STEPS_PER_EPOCH, 0.0)),
     (
@@ -54,8 +55,8 @@ def test_decays_come_in_time_whatever_the_rounding_of_fractions(epochs_per_decay
 @pytest.mark.parametrize(("ours", "keras_s"), EACH)
 def test_rate_is_keras_s_at_every_step(ours, keras_s):
     steps = range(5 * STEPS_PER_EPOCH)
-    found = [ours(step * GLOBAL_BATCH) for step in steps]
-    np.testing.assert_allclose(found, [float(keras_s(step)) for step in steps], rtol=0, atol=1e-6)
+    outcome = [ours(step * GLOBAL_BATCH) for step in steps]
+    np.testing.assert_allclose(outcome, [float(keras_s(step)) for step in steps], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

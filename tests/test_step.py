@@ -41,14 +41,14 @@ class TestWhatXlaCompiles:
 
         def programs(num_towers):
             graph = self.graph(toys.small_cifarnet(), toys.batch(16), num_towers)
-            found = []
+            result = []
             for function in graph.library.function:
                 if function.attr["_XlaMustCompile"].b:
                     text = "".join(map(str, function.node_def))
                     for number, given in enumerate(function.signature.input_arg):
                         text = text.replace(f'"{given.name}"', f"input {number}")
-                    found.append(re.sub(r"[_-]\d+", "", text))
-            return sorted(found)
+                    result.append(re.sub(r"[_-]\d+", "", text))
+            return sorted(result)
 
         one = programs(1)
         assert len(one) == 2
@@ -110,7 +110,7 @@ def test_the_parameter_device_is_that_of_the_weights():
 def test_steps_per_execution_is_one_call_with_xla_and_no_bit(jit_compile):
     """Without XLA a graph of several steps would be larger, and no faster."""
     images, labels = toys.batch(8 * 6 + 3, [3])
-    found = {}
+    result = {}
     for steps in (1, 3):
         keras.utils.set_random_seed(0)
         model = toys.dropout_classifier()
@@ -121,5 +121,5 @@ def test_steps_per_execution_is_one_call_with_xla_and_no_bit(jit_compile):
         with Calls() as calls:
             model.fit(images[:48], labels[:48], **(fit | {"epochs": 1}))
         assert len(calls) == (6 / steps if jit_compile else 6)
-        found[steps] = sha256(model), history
-    assert found[1] == found[3]
+        result[steps] = sha256(model), history
+    assert result[1] == result[3]

@@ -44,10 +44,10 @@ def test_a_ratio_is_the_median_of_those_within_a_round():
 def test_sides_count_their_own_images(side):
     length = {"by_steps": {"steps": 5}, "by_seconds": {"seconds": 0.1}}
     sides = {name: side(name, COUNTING, turn) for name, turn in length.items()}
-    for found in turns.measure(sides, rounds=2).values():
-        assert len(found.rates) == 2
-        assert all(0 < rate <= 500 for rate in found.rates)  # 10 images in 20 ms or more
-        assert 10 < found.peak_megabytes < 5000
+    for result in turns.measure(sides, rounds=2).values():
+        assert len(result.rates) == 2
+        assert all(0 < rate <= 500 for rate in result.rates)  # 10 images in 20 ms or more
+        assert 10 < result.peak_megabytes < 5000
 
 
 @pytest.mark.parametrize("when", ["True", "turn._turn"], ids=["at its start", "in its turn"])

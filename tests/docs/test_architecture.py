@@ -23,7 +23,7 @@ PACKAGES = [room.package for room in reversed(house.ROOMS)]  # the idea comes fi
 ROWS = re.findall(r"^\| \[?`([\w.]+)`[^|]* \| ([^|]*)\| ([^|]*)\|$", PAGE, re.M)
 
 
-def found(name: str):
+def look_up(name: str):
     """The object that a name such as `tower.compute` stands for, with the one that has it."""
     first, *rest = name.split(".")
     owner, thing = None, {"tf": tf, "keras": keras}.get(first)
@@ -78,7 +78,7 @@ def test_every_row_of_the_page_is_a_call_of_the_step(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch, lighter.only(()):
         for name, *_ in ROWS:
-            owner, function = found(name)
+            owner, function = look_up(name)
             if inspect.isfunction(function):
                 patch.setattr(owner, name.rpartition(".")[2], watched(name, function))
         done = scripts.run(
@@ -107,4 +107,4 @@ def test_every_function_that_the_page_or_its_drawing_names_exists():
     functions = {name for name in named if not re.search(r"\.(py|json|jsonl|npy)$", name)}
     assert functions
     for name in functions | {box.name for box in batch.BOXES.values()}:
-        found(name)
+        look_up(name)

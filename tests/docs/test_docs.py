@@ -34,8 +34,8 @@ def programs(page: str) -> list[str]:
 
 def run(folder: Path, *command: str, start=forked.run) -> str:
     """What a program prints that ends well."""
-    found = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = start([sys.executable, *command], cwd=folder, env=found, timeout=300)
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = start([sys.executable, *command], cwd=folder, env=variables, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

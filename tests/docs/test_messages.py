@@ -12,14 +12,14 @@ QUOTED = re.findall(r"^\| `(.+?)` \|", (ROOT / "docs/messages.md").read_text("ut
 
 def texts(path: Path) -> list[str]:
     """All strings of a file, with VALUE for what is filled in."""
-    found = []
+    result = []
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.JoinedStr):
             parts = (p.value if isinstance(p, ast.Constant) else VALUE for p in node.values)
-            found.append("".join(parts))
+            result.append("".join(parts))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.append(node.value)
-    return found
+            result.append(node.value)
+    return result
 
 
 def test_the_page_quotes_messages_that_the_code_gives():

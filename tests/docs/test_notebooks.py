@@ -25,7 +25,7 @@ RUN = [pytest.param(n, marks=() if n == "museum" else pytest.mark.long) for n in
 def test_runs_as_a_script(name, tmp_path):
     root = FOLDER.parent.parent
     call = [sys.executable, str(FOLDER / f"{name}.py")]
-    found = {"PYTHONPATH": str(root), "CUDA_VISIBLE_DEVICES": "-1", "MPLBACKEND": "Agg"}
+    variables = {"PYTHONPATH": str(root), "CUDA_VISIBLE_DEVICES": "-1", "MPLBACKEND": "Agg"}
     with lighter.only(()):
-        done = forked.run(call, cwd=tmp_path, env=os.environ | found, timeout=300)
+        done = forked.run(call, cwd=tmp_path, env=os.environ | variables, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -124,8 +124,8 @@ def test_manifests_have_the_form_of_their_types():
         ("networkpolicy", kubernetes.client.ApiClient(), "V1NetworkPolicy"),
     ):
         answer = SimpleNamespace(data=json.dumps(manifest(name)))
-        found = api.sanitize_for_serialization(api.deserialize(answer, of_type))
-        assert found == manifest(name), name
+        result = api.sanitize_for_serialization(api.deserialize(answer, of_type))
+        assert result == manifest(name), name
 
 
 def test_every_pod_of_a_jobset_is_a_worker_that_the_others_know(monkeypatch):

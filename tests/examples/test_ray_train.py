@@ -48,13 +48,13 @@ def read_until(process: subprocess.Popen, pattern: str) -> None:
 
 def trainings(folder) -> dict[int, psutil.Process]:
     """The processes that train into a folder, by the index of the worker."""
-    found = {}
+    result = {}
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"]
         if f"--train_dir={folder}" in command and "--" not in command:  # which starts them
             index = re.search(r'"index": (\d+)', process.environ().get("TF_CONFIG", ""))
-            found[int(index[1]) if index else 0] = process
-    return found
+            result[int(index[1]) if index else 0] = process
+    return result
 
 
 def test_a_lost_node_makes_the_run_smaller(cluster, tmp_path):

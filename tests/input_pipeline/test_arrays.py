@@ -14,8 +14,8 @@ Y = np.arange(N)
 
 
 def taken(source, first_step=0, last_step=5):
-    found = source.batches(first_step, last_step, global_batch_size=BATCH)
-    return [tf.nest.map_structure(np.asarray, batch) for batch in found]
+    result = source.batches(first_step, last_step, global_batch_size=BATCH)
+    return [tf.nest.map_structure(np.asarray, batch) for batch in result]
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -69,9 +69,9 @@ def test_have_a_fingerprint_of_their_values_and_order():
         ((X.astype(np.float64), Y), {}),
         ((X.reshape(N, 1, 2), Y), {}),
     ]
-    found = {arrays.batches(*each, **options).fingerprint for each, options in others}
-    assert len(found) == len(others)
-    assert arrays.batches(X.copy(), Y).fingerprint in found
+    result = {arrays.batches(*each, **options).fingerprint for each, options in others}
+    assert len(result) == len(others)
+    assert arrays.batches(X.copy(), Y).fingerprint in result
 
 
 class MapDataset:
@@ -110,9 +110,9 @@ def test_of_a_grain_data_set_are_its_elements_by_position():
 def test_of_a_pydataset_are_its_examples_epoch_by_epoch():
     source = arrays.batches(Batched())
     assert source.num_examples == N
-    found = taken(source, 1, 5)
-    np.testing.assert_array_equal(np.concatenate([y for _, y in found]), [*Y[4:], *Y])
-    np.testing.assert_array_equal(found[0][0], X[4:8])
+    result = taken(source, 1, 5)
+    np.testing.assert_array_equal(np.concatenate([y for _, y in result]), [*Y[4:], *Y])
+    np.testing.assert_array_equal(result[0][0], X[4:8])
     other = Batched()
     other.sign = -1
     assert source.fingerprint != arrays.batches(other).fingerprint

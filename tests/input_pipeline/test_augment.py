@@ -52,9 +52,9 @@ BY_HAND = {
 def test_an_operation_does_what_its_name_says(name):
     value, expected = BY_HAND[name]
     pixels = NOISY.astype(np.uint8)[np.newaxis]
-    [found] = augment.distorted(pixels, np.array([[NAMES.index(name)]]), np.array([[value]]))
-    assert found.dtype == np.uint8
-    assert np.abs(found - expected).max() <= 1
+    [result] = augment.distorted(pixels, np.array([[NAMES.index(name)]]), np.array([[value]]))
+    assert result.dtype == np.uint8
+    assert np.abs(result - expected).max() <= 1
 
 
 def test_the_strengths_are_those_of_the_papers():
@@ -125,7 +125,7 @@ class TestDraws:
 def test_a_batch_is_made_of_images_one_by_one(name):
     images = np.random.default_rng(3).integers(0, 256, (64, *SHAPE), np.uint8)
     how = preprocess.for_images("pad_crop_flip", SHAPE, name, 0.5)
-    found = how.in_training(tf.constant(images), draws(64)).numpy()
+    result = how.in_training(tf.constant(images), draws(64)).numpy()
     operations = [part.numpy() for part in how.augmentation.operations(draws(64))]
     distorted = [
         augment.distorted(images[n : n + 1], *(part[n : n + 1] for part in operations))
@@ -135,5 +135,5 @@ def test_a_batch_is_made_of_images_one_by_one(name):
     rectangles = how.augmentation.rectangles(draws(64)).numpy()
     for image, (top, left, height, width) in zip(expected, rectangles, strict=True):
         image[top : top + height, left : left + width] = 0.0
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(result, expected)
     np.testing.assert_array_equal(how.evaluate(images), preprocess.standardize(images))

@@ -52,10 +52,10 @@ def test_the_fingerprint_is_of_the_images_and_labels(tmp_path):
     os.rename(first, copied)
     (path,) = copied.rglob("*train.tfrecord*")
     os.utime(path, (1, 1))
-    found = datasets.load("tiny_photos", str(copied), "train")
-    assert found.fingerprint == before == hashes.sha256([found.images, found.labels])
-    found.labels[3] += 1
-    assert dataclasses.replace(found).fingerprint != before
+    result = datasets.load("tiny_photos", str(copied), "train")
+    assert result.fingerprint == before == hashes.sha256([result.images, result.labels])
+    result.labels[3] += 1
+    assert dataclasses.replace(result).fingerprint != before
 
 
 def test_a_missing_split_is_answered_with_those_there_are(tmp_path):

@@ -19,17 +19,17 @@ def load(root, split, class_names=None):
     return datasets.load("folder", str(root), split, class_names=class_names)
 
 
-def labels_of(found) -> list[int]:
-    return [found.read(number)[1] for number in range(found.num_examples)]
+def labels_of(result) -> list[int]:
+    return [result.read(number)[1] for number in range(result.num_examples)]
 
 
 def test_classes_are_the_folders_in_their_order_and_two_are_enough(root):
-    found = load(root, "all")
-    assert found.class_names == ("ant", "bee", "cow")
-    expected = [f"{name}/{number:03d}.jpg" for name in found.class_names for number in range(20)]
-    assert photos.names(found) == expected
-    assert labels_of(found) == [0] * 20 + [1] * 20 + [2] * 20
-    assert found.read(23)[0] == (root / "bee" / "003.jpg").read_bytes()
+    result = load(root, "all")
+    assert result.class_names == ("ant", "bee", "cow")
+    expected = [f"{name}/{number:03d}.jpg" for name in result.class_names for number in range(20)]
+    assert photos.names(result) == expected
+    assert labels_of(result) == [0] * 20 + [1] * 20 + [2] * 20
+    assert result.read(23)[0] == (root / "bee" / "003.jpg").read_bytes()
     # By a run that has other classes, too.
     assert labels_of(load(root, "all", ["zebra", "cow", "bee", "ant"]))[::20] == [1, 2, 3]
     shutil.rmtree(root / "cow")
@@ -51,9 +51,9 @@ def test_folders_of_splits(tmp_path):
     photos.folder(tmp_path, 2, splits=("train", "val"))
     shutil.rmtree(tmp_path / "val" / "ant")
     assert load(tmp_path, "train").num_examples == 6
-    found = load(tmp_path, "val")
-    assert found.class_names == ("ant", "bee", "cow") and labels_of(found) == [1, 1, 2, 2]
-    assert found.name(0) == "bee/000.jpg"
+    result = load(tmp_path, "val")
+    assert result.class_names == ("ant", "bee", "cow") and labels_of(result) == [1, 1, 2, 2]
+    assert result.name(0) == "bee/000.jpg"
     with pytest.raises(checks.DataError, match="'test'.* it has train, val"):
         load(tmp_path, "test")
     (tmp_path / "val" / "x.jpg").touch()
@@ -79,12 +79,12 @@ def test_a_folder_of_another_program_s_export(root):
     for junk in ("Thumbs.db", "desktop.ini", ".DS_Store", "001.jpg:Zone.Identifier", "notes"):
         (root / "cow" / junk).write_bytes(b"x")
     (root / "README.md").write_text("x")
-    found = load(root, "all")
-    assert found.class_names == ("Neuer Ordner", "ant", "cow") and found.num_examples == 61
+    result = load(root, "all")
+    assert result.class_names == ("Neuer Ordner", "ant", "cow") and result.num_examples == 61
     names = {"Neuer Ordner/2021 Ferien/a.JPEG", "ant/Bild (1) – Kopie.JPG", f"ant/{odd}"}
-    assert names | {"cow/link.jpg"} <= set(photos.names(found))
+    assert names | {"cow/link.jpg"} <= set(photos.names(result))
     skipped = "(4 files with other endings skipped: .db, .identifier, .ini, none)"
-    assert found.source.endswith(skipped)
+    assert result.source.endswith(skipped)
 
 
 def test_what_it_is_changes_with_its_files_and_not_with_their_place(root, tmp_path):
@@ -151,11 +151,11 @@ def test_no_pictures_are_refused(root):
 
 def test_a_picture_that_changes_after_it_was_listed_cannot_be_read(root):
     os.mkfifo(root / "ant" / "x.jpg")  # is not waited for
-    found, path = load(root, "all"), root / "bee" / "003.jpg"
+    result, path = load(root, "all"), root / "bee" / "003.jpg"
     with open(path, "ab") as file:
         file.write(b"x")
     with pytest.raises(OSError, match="has changed since"):
-        found.read(23)
+        result.read(23)
     path.unlink()
     with pytest.raises(OSError, match="No such file"):
-        found.read(23)
+        result.read(23)

@@ -66,7 +66,7 @@ def test_a_batch_is_the_same_wherever_reading_begins(split, prepared):
 def test_a_picture_is_cut_then_augmented_then_mixed(split):
     options = {"augmentation": "trivial_augment", "random_erasing": 1.0, "mixup_alpha": 0.4}
     how = preparation(split, "random_resized_crop", **options)
-    [found] = taken(images.training(split, how, seed=3), 2, 3)
+    [result] = taken(images.training(split, how, seed=3), 2, 3)
     ids = batches.example_ids(2, num_examples=33, global_batch_size=BATCH, seed=3)
     seed = batches.augmentation_seed(2, seed=3)
     draws = batches.Draws(seed, tf.zeros([BATCH], tf.bool), BATCH)
@@ -77,18 +77,18 @@ def test_a_picture_is_cut_then_augmented_then_mixed(split):
         for content, numbers in zip(contents, drawn, strict=True)
     ]
     expected = how.mixed(how.in_training(tf.stack(squares), draws), np.array(labels), draws)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(result, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
 def test_evaluation_is_of_the_middle_and_of_each_once(split, prepared):
     evaluated = images.evaluated(split, prepared, BATCH)
     for _ in range(2):
-        found = list(evaluated)
-        assert [len(labels) for _, labels in found] == [8, 8, 8, 8, 1]
-    labels = np.concatenate([labels for _, labels in found])
+        result = list(evaluated)
+        assert [len(labels) for _, labels in result] == [8, 8, 8, 8, 1]
+    labels = np.concatenate([labels for _, labels in result])
     np.testing.assert_array_equal(labels, [0] * 11 + [1] * 11 + [2] * 11)
-    pixels = np.concatenate([pixels for pixels, _ in found])
+    pixels = np.concatenate([pixels for pixels, _ in result])
     for number in (0, 17, 32):
         square = pictures.square(split.read(number)[0], pictures.middle, prepared.raw_shape[0])
         np.testing.assert_array_equal(pixels[number], prepared.evaluate(square[None])[0])
@@ -120,10 +120,10 @@ def test_a_tfds_set_of_pictures(tmp_path, size, file_format):
         numbers = [pixels.index(image.tobytes()) for image in held.some(10)]
         assert sorted(numbers) == list(range(10))
         assert [n % 3 for n in numbers] == held.labels.tolist()
-    found = datasets.load("tiny_photos", where, "train", image_size=224 if size[0] else None)
-    assert found.image_shape == (224, 224, 3) and found.class_names == ("ant", "bee", "cow")
-    assert dict(map(found.read, range(10))) == {jpeg: n % 3 for n, jpeg in enumerate(contents)}
-    assert found.name(3) == "train/3"
+    result = datasets.load("tiny_photos", where, "train", image_size=224 if size[0] else None)
+    assert result.image_shape == (224, 224, 3) and result.class_names == ("ant", "bee", "cow")
+    assert dict(map(result.read, range(10))) == {jpeg: n % 3 for n, jpeg in enumerate(contents)}
+    assert result.name(3) == "train/3"
 
 
 def test_tfrecords_too_large_for_memory_are_refused_with_the_command_that_converts_them(
@@ -140,12 +140,12 @@ def test_tfrecords_too_large_for_memory_are_refused_with_the_command_that_conver
 def test_array_records_that_are_damaged_are_named(tmp_path):
     where, _ = tfds_set(tmp_path, 42, file_format="array_record")
     [path, *_] = sorted((tmp_path / "data").rglob("*.array_record*"))
-    found = datasets.load("tiny_photos", where, "train", image_size=SIZE)
+    result = datasets.load("tiny_photos", where, "train", image_size=SIZE)
     content = bytearray(path.read_bytes())
     content[200:400] = bytes(200)
     path.write_bytes(content)
     with pytest.raises(checks.DataError, match="train/0 cannot be read"):
-        found.some(1)
+        result.some(1)
     path.unlink()
     with pytest.raises(checks.DataError, match=path.name):
         datasets.load("tiny_photos", where, "train", image_size=SIZE)
@@ -177,9 +177,9 @@ def test_a_training_has_a_fingerprint_of_all_that_decides_its_batches(any_split)
         how = preparation(split, **({"name": "pad_crop_flip"} | options))
         return images.training(split, how, seed).fingerprint
 
-    found = [*map(fingerprint, splits, options), fingerprint(any_split, {}, 1)]
-    assert len(set(found)) == len(found)
-    assert fingerprint(any_split, {}) == found[0]
+    result = [*map(fingerprint, splits, options), fingerprint(any_split, {}, 1)]
+    assert len(set(result)) == len(result)
+    assert fingerprint(any_split, {}) == result[0]
 
 
 def test_preprocessing_of_other_images_is_refused(any_split):

@@ -31,21 +31,21 @@ def plan(mix: mixing.Mixing, count: int) -> list[np.ndarray]:
 def test_a_batch_by_hand(mix):
     """Pixel by pixel, from the weights and rectangles that were drawn."""
     pixels, labels = PIXELS[:16], LABELS[:16]
-    found, shares = mix(pixels, labels[:, np.newaxis], draws())
+    result, shares = mix(pixels, labels[:, np.newaxis], draws())
     for place, (drawn_share, rows, columns, weight) in enumerate(zip(*plan(mix, 16), strict=True)):
         other = place + 1 if place % 2 == 0 else place - 1
         rectangle = np.outer(rows, columns).astype(bool)
         expected = weight * pixels[place] + (1 - weight) * pixels[other]
         expected[rectangle] = pixels[other][rectangle]
-        np.testing.assert_allclose(found[place], expected, rtol=0, atol=1e-3)
+        np.testing.assert_allclose(result[place], expected, rtol=0, atol=1e-3)
         share = 1 - np.mean(rectangle) if rectangle.any() else drawn_share
         assert drawn_share == pytest.approx(share)
         expected = np.zeros(CLASSES)
         expected[labels[place]] += share
         expected[labels[other]] += 1 - share
         np.testing.assert_allclose(shares[place], expected, atol=1e-6)
-    assert found.dtype == shares.dtype == tf.float32
-    assert np.abs(found - pixels).max() > 1
+    assert result.dtype == shares.dtype == tf.float32
+    assert np.abs(result - pixels).max() > 1
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.4, 1.0, 8.0])
@@ -63,12 +63,12 @@ def test_rectangles_are_torchvision_s():
     """Half a side is int(length * 0.5 * sqrt(1 - w)), cut off at the edges."""
     middle, half = tf.constant([0.0, 0.5, 0.99, 0.5]), tf.constant([0.3, 0.26, 0.3, 0.01])
     for length in SHAPE[:2]:
-        for place, found in enumerate(mixing._crossed(middle, half, length).numpy()):
+        for place, result in enumerate(mixing._crossed(middle, half, length).numpy()):
             at, reach = int(middle[place] * length), int(half[place] * length)
             expected = np.zeros(length)
             expected[max(0, at - reach) : min(length, at + reach)] = 1
-            np.testing.assert_array_equal(found, expected)
-    assert found.sum() == 0  # then the image stays as it is
+            np.testing.assert_array_equal(result, expected)
+    assert result.sum() == 0  # then the image stays as it is
 
 
 def test_of_both_each_has_half_of_the_images():
@@ -109,8 +109,8 @@ def test_what_makes_no_sense_is_refused(arguments, names):
 def test_what_cannot_be_mixed_is_refused(pixels, labels):
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="mixup and CutMix"):
         EACH["mixup"](pixels, labels, draws(len(pixels)))
-    found = mixing.Mixing()(pixels, labels, draws())
-    assert found[0] is pixels and found[1] is labels
+    result = mixing.Mixing()(pixels, labels, draws())
+    assert result[0] is pixels and result[1] is labels
 
 
 def test_arrays_that_are_mixed_have_no_weights():

@@ -76,8 +76,8 @@ def check_seen(content: bytes, expected: np.ndarray, tolerance: int) -> None:
     pictures.square(content, lambda *size: sizes.append(size) or pictures.middle(*size), 32)
     assert sizes == [(width, height)]
     for top, left in itertools.product((0, height - 32), (0, width - 32)):
-        found = square(content, (top, left, 32, 32))
-        differences = found - expected[top : top + 32, left : left + 32]
+        result = square(content, (top, left, 32, 32))
+        differences = result - expected[top : top + 32, left : left + 32]
         assert np.abs(differences).max() <= tolerance
 
 

@@ -27,7 +27,7 @@ def random_images(count, height=32, width=32):
 )
 def test_images_are_distorted_as_tf_image_does_it_with_each(name, shape, margin, mode):
     images = random_images(12, 32, 28)
-    found = preprocess.for_images(name, (32, 28, 3)).train(images, draws(12))
+    result = preprocess.for_images(name, (32, 28, 3)).train(images, draws(12))
     padded = np.pad(images, [(0, 0), (margin, margin), (margin, margin), (0, 0)], mode)
     most = np.subtract(padded.shape[1:3], shape).tolist()
     top, left, flip = preprocess.draw_placement(draws(12), *most)
@@ -45,16 +45,16 @@ def test_images_are_distorted_as_tf_image_does_it_with_each(name, shape, margin,
             expected = (image - 120.7) / 64.2
         else:
             expected = tf.image.per_image_standardization(image)
-        np.testing.assert_allclose(found[n], expected, atol=2e-5)
+        np.testing.assert_allclose(result[n], expected, atol=2e-5)
 
 
 def test_evaluation_is_of_the_middle():
     images = random_images(3, 32, 28)
     images[1] = 255  # of one colour: finite
-    found = preprocess.for_images("crop_flip_colour", (32, 28, 3)).evaluate(images)
+    result = preprocess.for_images("crop_flip_colour", (32, 28, 3)).evaluate(images)
     middle = tf.cast(images[:, 4:28, 3:24], tf.float32)
-    np.testing.assert_allclose(found, tf.image.per_image_standardization(middle), atol=2e-5)
-    np.testing.assert_array_equal(found[1], np.zeros((24, 21, 3)))
+    np.testing.assert_allclose(result, tf.image.per_image_standardization(middle), atol=2e-5)
+    np.testing.assert_array_equal(result[1], np.zeros((24, 21, 3)))
 
 
 def test_colours_are_scaled_as_torchvision_does():

@@ -35,9 +35,9 @@ def test_prepares_images_as_an_evaluation_does(name, channels, tmp_path):
     model = classifier(of, images.shape[1:], prepare=prepared.evaluate)
     model.save(tmp_path / "model.keras")
     for one in (model, keras.saving.load_model(tmp_path / "model.keras")):
-        found = one.predict(images, verbose=0)
-        np.testing.assert_allclose(found["probabilities"], expected, atol=1e-5)
-        assert list(found["class_name"]) == names
+        result = one.predict(images, verbose=0)
+        np.testing.assert_allclose(result["probabilities"], expected, atol=1e-5)
+        assert list(result["class_name"]) == names
 
 
 def test_leaves_an_image_of_the_size_as_it_is_and_resizes_the_middle_of_others():
@@ -63,8 +63,8 @@ def test_leaves_an_image_of_the_size_as_it_is_and_resizes_the_middle_of_others()
 
 def test_takes_images_as_they_are_and_probabilities():
     of = network(activation="softmax", kernel_initializer="zeros")
-    [found] = classifier(of, gives_logits=False)(IMAGES[:1])["probabilities"].numpy()
-    np.testing.assert_allclose(found, [1 / 3] * 3)
+    [result] = classifier(of, gives_logits=False)(IMAGES[:1])["probabilities"].numpy()
+    np.testing.assert_allclose(result, [1 / 3] * 3)
 
 
 def test_has_the_weights_of_the_network():

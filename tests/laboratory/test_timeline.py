@@ -22,13 +22,13 @@ def test_how_far_gradients_are_behind():
 
 @pytest.mark.parametrize("name", rules.RULES)
 def test_every_rule_has_a_time_line(name):
-    found = run(name, until=10.0)
-    shown = timeline.as_json(found)
-    assert len(shown["work"]) == found.began
-    assert len(shown["updates"]) == found.updates
+    result = run(name, until=10.0)
+    shown = timeline.as_json(result)
+    assert len(shown["work"]) == result.began
+    assert len(shown["updates"]) == result.updates
     late = [behind for *_, behind in shown["work"]]
     assert (any(behind is not None for behind in late)) == shown["sends"]
-    assert sum(behind is not None and behind > 0 for behind in late) >= found.dropped
+    assert sum(behind is not None and behind > 0 for behind in late) >= result.dropped
 
 
 def test_the_race_of_the_site_has_every_rule_at_every_speed():

@@ -132,11 +132,11 @@ class TestWhatItSays:
     def test_the_table(self):
         authors = stated(2, momentum=0.9, moving_average_decay=0.5, warmup_steps=10)
         lines = recipe.table({"x": authors}, examples=2_560).splitlines()
-        found = dict(re.split("  +", line.strip(), maxsplit=1) for line in lines[1:])
+        result = dict(re.split("  +", line.strip(), maxsplit=1) for line in lines[1:])
         expected = {"examples in a step": "256", "microbatches": "2 of 128", "momentum": "0.9"}
         expected |= {"its memory": "2,560 examples", "their half-life": "256 examples"}
         expected["steps of warm-up"] = "10 (1 epochs)"
-        assert expected.items() <= found.items()
+        assert expected.items() <= result.items()
         plain = recipe.table({"x": stated(2, moving_average_decay=0.0)}, examples=2_560)
         assert "memory" not in plain and "half-life" not in plain
 

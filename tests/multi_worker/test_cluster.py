@@ -27,7 +27,7 @@ def test_an_index_of_no_worker_is_refused(index):
         cluster.Cluster(("a:1", "b:1"), index)
 
 
-def found(monkeypatch, text):
+def read(monkeypatch, text):
     """What a TF_CONFIG describes."""
     monkeypatch.setenv("TF_CONFIG", text)
     return cluster.from_tf_config()
@@ -43,14 +43,14 @@ def found(monkeypatch, text):
 )
 def test_a_chief_comes_before_the_workers(jobs, kind, index, expected, monkeypatch):
     text = tf_config(jobs, kind, index)
-    assert found(monkeypatch, text) == cluster.Cluster(("a:1", "b:1", "c:1"), expected)
+    assert read(monkeypatch, text) == cluster.Cluster(("a:1", "b:1", "c:1"), expected)
 
 
 @pytest.mark.parametrize(
     "text", ["", "{}", tf_config({"worker": ["a:1"]}), tf_config({"ps": ["a:1"]})]
 )
 def test_one_process_or_none_is_no_cluster(text, monkeypatch):
-    assert found(monkeypatch, text) is None
+    assert read(monkeypatch, text) is None
 
 
 @pytest.mark.parametrize(
@@ -70,5 +70,5 @@ def test_one_process_or_none_is_no_cluster(text, monkeypatch):
 )
 def test_a_tf_config_that_is_none_is_refused(text, monkeypatch):
     with pytest.raises(ValueError, match="^TF_CONFIG: ") as error:
-        found(monkeypatch, text)
+        read(monkeypatch, text)
     assert len(str(error.value)) < 300

@@ -36,39 +36,39 @@ def of_workers(tmp_path_factory, request) -> list[dict]:
 
 
 def test_every_network_has_the_bits_of_one_worker(of_workers):
-    for index, found in enumerate(of_workers):
-        assert len(found["models"]) >= 2
-        for name, of_worker in found["models"].items():
+    for index, result in enumerate(of_workers):
+        assert len(result["models"]) >= 2
+        for name, of_worker in result["models"].items():
             assert of_worker == alone(name), f"{name} on worker {index}"
-        assert found["several_towers"] == alone("cifarnet")
+        assert result["several_towers"] == alone("cifarnet")
 
 
 def test_the_chiefs_first_weights_and_a_finished_run_are_those_of_all(of_workers):
     expected = worker_checks.own_run(worker.Workers())
-    assert [found["own_run"] for found in of_workers] == [expected] * len(of_workers)
+    assert [result["own_run"] for result in of_workers] == [expected] * len(of_workers)
 
 
 def test_another_order_of_additions_shows():
     # So that the tests above are of something.
-    found = worker_checks.train(worker.Workers(), toys.small_cifarnet(), microbatch=4)
-    assert found["losses"] != alone("cifarnet")["losses"]
+    result = worker_checks.train(worker.Workers(), toys.small_cifarnet(), microbatch=4)
+    assert result["losses"] != alone("cifarnet")["losses"]
 
 
 def test_a_gradient_of_unknown_shape_is_refused(of_workers):
-    for found in of_workers:
-        assert "shapes must be known" in found["of_unknown_shape"]
+    for result in of_workers:
+        assert "shapes must be known" in result["of_unknown_shape"]
 
 
 def test_workers_that_do_something_else_are_named(of_workers):
     """Other calls, another batch, other weights, and one more call than the others."""
-    for index, found in enumerate(of_workers):
+    for index, result in enumerate(of_workers):
         calls = ["a message", "the chief's state"]
-        for said, of_chief in zip(found["at_odds"], calls, strict=True):
-            assert said.startswith(f"worker {index} (") and of_chief in said
-            assert f"worker {0 if index else 1} " in said
-        batch, weights = found["of_others"]
+        for message, of_chief in zip(result["at_odds"], calls, strict=True):
+            assert message.startswith(f"worker {index} (") and of_chief in message
+            assert f"worker {0 if index else 1} " in message
+        batch, weights = result["of_others"]
         assert "worker 1" in batch and "batch" in batch
         assert "worker 1" in weights and "weights" in weights
         # It sees this itself, or hears of it from one that did.
         for named in ("worker 0 (", "'its end'", "'a message'"):
-            assert named in found["at_the_end"]
+            assert named in result["at_the_end"]

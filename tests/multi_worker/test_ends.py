@@ -53,8 +53,8 @@ def test_one_that_is_killed_is_named_at_once(several, victim):
         start(three, index, at=3, act="SIGKILL" if index == victim else 0.2)
     wait_for_step(three, victim, 3)
     for index in {0, 1, 2} - {victim}:
-        code, said = three.ended(index)
-        assert code == 138 and said.startswith(f"{three.name(victim)} died")
+        code, text = three.ended(index)
+        assert code == 138 and text.startswith(f"{three.name(victim)} died")
         assert three.seconds() < 20
 
 
@@ -65,8 +65,8 @@ def test_one_that_hangs_is_named_when_it_misses_its_heartbeat(several, victim):
     start(two, victim, at=3, act="SIGSTOP")
     start(two, 1 - victim)
     wait_for_step(two, victim, 3)
-    code, said = two.ended(1 - victim)
-    assert code == 138 and said.startswith(two.name(victim))
+    code, text = two.ended(1 - victim)
+    assert code == 138 and text.startswith(two.name(victim))
     assert two.seconds() < 40
 
 
@@ -75,8 +75,8 @@ def test_the_others_are_told_of_an_error(several, culprit):
     two = several()
     start(two, culprit, at=3, act=["error", 0])
     start(two, 1 - culprit)
-    code, said = two.ended(1 - culprit)
-    assert code == 1 and said.startswith(two.name(culprit)) and said.endswith("my disk is full")
+    code, text = two.ended(1 - culprit)
+    assert code == 1 and text.startswith(two.name(culprit)) and text.endswith("my disk is full")
     assert two.ended(culprit)[0] == 1
 
 
@@ -94,10 +94,10 @@ def test_one_that_runs_on_something_else_is_refused_with_both_values(several):
     start(two, 0)
     two.start(1, ENDS, "{}", CUBLAS_WORKSPACE_CONFIG=":16:8")
     for index in range(2):
-        code, said = two.ended(index)
-        assert code == 1 and said.startswith(two.name(1))
+        code, text = two.ended(index)
+        assert code == 1 and text.startswith(two.name(1))
         for piece in (two.name(0), "CUBLAS_WORKSPACE_CONFIG", ":16:8"):
-            assert piece in said
+            assert piece in text
 
 
 @pytest.mark.parametrize("missing", [1, pytest.param(0, marks=pytest.mark.long)])
@@ -106,8 +106,8 @@ def test_one_that_never_starts_is_named(several, missing):
     process = start(two, 1 - missing, seconds=6.0)
     scripts.wait_for_line(process, "waiting for other workers")
     assert two.seconds() > 4
-    code, said = two.ended(1 - missing)
-    assert code == 138 and said.startswith(two.name(missing)) and "6 s" in said
+    code, text = two.ended(1 - missing)
+    assert code == 138 and text.startswith(two.name(missing)) and "6 s" in text
     assert 6 + 3 < two.seconds() < 30  # it lingers: another may be slow to see what has happened
 
 
@@ -123,8 +123,8 @@ def test_one_that_is_killed_before_all_have_met_is_named(several, victim):
     three.begin()
     start(three, 2, seconds=12.0)
     for index in (1 - victim, 2):
-        code, said = three.ended(index)
-        assert code == 138 and said.startswith(three.name(victim))
+        code, text = three.ended(index)
+        assert code == 138 and text.startswith(three.name(victim))
         assert three.seconds() < 40
 
 
@@ -143,8 +143,8 @@ def test_a_second_process_with_the_same_index_ends_and_the_others_do_not(several
     first = start(two, 1)
     wait_for_step(two, 1, 1)
     start(two, 1)
-    code, said = two.ended(1)
-    assert code == 138 and said.startswith(f"{two.name(1)} cannot listen on its port")
+    code, text = two.ended(1)
+    assert code == 138 and text.startswith(f"{two.name(1)} cannot listen on its port")
     two.processes[1] = first
     assert [two.ended(index)[0] for index in range(2)] == [0, 0]
 
@@ -152,8 +152,8 @@ def test_a_second_process_with_the_same_index_ends_and_the_others_do_not(several
 def test_tensorflow_may_not_have_started_before(several):
     two = several()
     start(two, 0, is_early=True)
-    code, said = two.ended(0)
-    assert code == 1 and "TensorFlow" in said
+    code, text = two.ended(0)
+    assert code == 1 and "TensorFlow" in text
 
 
 TASK = "/job:worker/replica:0/task:"
@@ -190,5 +190,5 @@ def test_who_has_not_come_is_named(failure, named):
 )
 def test_an_error_of_another_worker_is_told_from_an_error_here(message, kind, named):
     error = tf.errors.InternalError(None, None, message)
-    found = runtime.explain(error, cluster.Cluster(("a:1",), 0))
-    assert type(found) is (kind or type(None)) and named in str(found)
+    result = runtime.explain(error, cluster.Cluster(("a:1",), 0))
+    assert type(result) is (kind or type(None)) and named in str(result)

@@ -30,12 +30,12 @@ def test_it_has_the_values_and_gradients_of_the_tutorial_s():
         weight.assign(weight + rng.normal(0.0, 0.01, weight.shape))
     images, labels = toys.batch(5, (13, 10, 3))
     weights = [variable.value for variable in model.trainable_variables]
-    found = []
+    result = []
     for logits in (lambda: model(images), lambda: tensorflow_s(weights, tf.constant(images))):
         with tf.GradientTape() as tape:
             tape.watch(weights)
             outputs = logits()
             loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
-        found.append([outputs, *tape.gradient(loss, weights)])
-    for ours, theirs in zip(*found, strict=True):
+        result.append([outputs, *tape.gradient(loss, weights)])
+    for ours, theirs in zip(*result, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -95,11 +95,11 @@ def test_fastnet_s_batch_norm_is_airbench_s(built):
 
 def test_recipes_of_networks():
     """Weight decay, of which weights, and the preprocessing."""
-    found = {
+    result = {
         name: (network.weight_decay, network.decayed.__name__, network.preprocessing)
         for name, network in networks.NETWORKS.items()
     }
-    assert found == {
+    assert result == {
         "cifarnet": (0.004, "hidden_dense_kernels", "crop_flip_colour"),
         "resnet": (1e-4, "kernels", "pad_crop_flip"),
         "resnet50": (1e-4, "kernels", "random_resized_crop"),

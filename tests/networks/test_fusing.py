@@ -56,10 +56,10 @@ def kinds(model):
 
 def test_every_batch_norm_that_can_is_one_operation():
     model = within()
-    found = networks.fused(model)
+    result = networks.fused(model)
     assert kinds(model)["inner_norm"] is Norm
-    assert kinds(found) == {"inner_norm": Fused, "rows": Norm, "wide": Norm, "flat": Norm}
-    assert found.get_layer("inner").layers[1].momentum == 0.7
+    assert kinds(result) == {"inner_norm": Fused, "rows": Norm, "wide": Norm, "flat": Norm}
+    assert result.get_layer("inner").layers[1].momentum == 0.7
 
 
 class OfMyOwn(keras.Model):

@@ -120,8 +120,8 @@ def tiny_loss(labels, outputs):
 @pytest.mark.pitfall(29)
 @pytest.mark.parametrize("num_towers", [1, 2])
 def test_gradients_too_small_for_float16_arrive(num_towers):
-    found = []
+    outcome = []
     for optimizer in (keras.optimizers.SGD(0.5), optimizers.make("sgd", loss_scaling=True)):
         step = toys.Step(float16_line(), optimizer, num_towers=num_towers, loss=tiny_loss)
-        found.append(step(toys.column(1.0, 1.0), [0, 0]).gradients[0].numpy())
-    assert found == [0.0, 2.0**-26]
+        outcome.append(step(toys.column(1.0, 1.0), [0, 0]).gradients[0].numpy())
+    assert outcome == [0.0, 2.0**-26]

@@ -61,14 +61,14 @@ def test_killed_at_any_moment_a_run_ends_as_if_it_had_not_been(tmp_path):
         process = scripts.start("train", *flags, f"--train_dir={folder}")
         time.sleep(draw.uniform(0, 8))
         process.kill()
-        said, _ = process.communicate()
+        message, _ = process.communicate()
         assert process.returncode in (-signal.SIGKILL, 0)
         killed += process.returncode != 0
         if (folder / "metrics.jsonl").exists():
             saved = max(checkpoints.by_step(folder / "checkpoints"), default=0)
             lines = run_folder.read_lines(folder / "metrics.jsonl")
             assert max((line["step"] for line in lines), default=0) <= saved + 10
-        if continued := re.search(r"^continuing at step (\d+)$", said, re.M):
+        if continued := re.search(r"^continuing at step (\d+)$", message, re.M):
             assert int(continued[1]) == before
     assert killed >= 5
     for run in (folder, alone):

@@ -32,9 +32,9 @@ def test_printable(text, shown):
 def check_harmless(done, code: int) -> None:
     """Nothing on the terminal that it would obey, and the name is there."""
     assert done.returncode == code, done.stderr
-    said = done.stdout + done.stderr
-    assert not re.search(r"[^\n\x20-\x7e]", said)
-    assert SHOWN in said
+    message = done.stdout + done.stderr
+    assert not re.search(r"[^\n\x20-\x7e]", message)
+    assert SHOWN in message
 
 
 def test_names_of_classes_are_shown_escaped_and_kept_as_they_are(tmp_path):

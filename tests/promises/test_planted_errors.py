@@ -31,7 +31,7 @@ def hashes(folder, num_towers: int, until: int = STEPS) -> dict[int, str]:
     chain = [
         callbacks.LearningRate(lambda seen: 0.1 / (1 + seen / 100)),
         callbacks.MovingAverages(made, 0.9),
-        callbacks.Verify(1),
+        callbacks.Verify(),
     ]
     towers.Run(folder, made).fit(
         arrays.batches(X, Y), batch_size=BATCH, epochs=9, max_steps=until, callbacks=chain,
@@ -183,8 +183,8 @@ def test_is_seen_at_its_first_step(name, right, tmp_path, monkeypatch):
     if first > RESUMED_AT:
         assert hashes(tmp_path, num_towers, RESUMED_AT) == dict([*right.items()][: RESUMED_AT + 1])
     plant(monkeypatch)
-    found = hashes(tmp_path, num_towers)
-    assert min(at for at in right if found[at] != right[at]) == first
+    result = hashes(tmp_path, num_towers)
+    assert min(at for at in right if result[at] != right[at]) == first
 
 
 def test_without_an_error_nothing_is_seen(right, tmp_path):

@@ -153,19 +153,19 @@ def dense(gradient: gradients.Gradient) -> np.ndarray:
     return total
 
 
-def check_sum(found: gradients.Gradient, parts: list[gradients.Gradient]) -> None:
+def check_sum(result: gradients.Gradient, parts: list[gradients.Gradient]) -> None:
     """That `found` is the sum of `parts`, of whole numbers, and of the kind that they are."""
     there = [part for part in parts if part is not None]
     if not there:
-        assert found is None
+        assert result is None
         return
-    assert found.dtype == tf.float32
+    assert result.dtype == tf.float32
     is_sparse = all(isinstance(part, tf.IndexedSlices) for part in there)
-    assert isinstance(found, tf.IndexedSlices) == is_sparse
+    assert isinstance(result, tf.IndexedSlices) == is_sparse
     if is_sparse:
         rows = np.concatenate([part.indices for part in there])  # in their order
-        np.testing.assert_array_equal(found.indices, rows)
-    np.testing.assert_array_equal(dense(found), np.sum([dense(part) for part in there], axis=0))
+        np.testing.assert_array_equal(result.indices, rows)
+    np.testing.assert_array_equal(dense(result), np.sum([dense(part) for part in there], axis=0))
 
 
 def top_down(values: list[np.ndarray]) -> np.ndarray:
@@ -198,5 +198,5 @@ class TestReduction:
     @given(st.integers(1, 40), SEEDS)
     def test_has_the_bits_of_float32_added_along_the_tree(self, num_parts, seed):
         values = np.random.default_rng(seed).normal(size=(num_parts, 5)).astype(np.float32)
-        found = gradients.pairwise_tree([tf.constant(value) for value in values], tf.add)
-        assert found.numpy().tobytes() == top_down(list(values)).tobytes()
+        result = gradients.pairwise_tree([tf.constant(value) for value in values], tf.add)
+        assert result.numpy().tobytes() == top_down(list(values)).tobytes()

@@ -251,7 +251,7 @@ def test_a_folder_that_is_moved_during_a_save_is_not_written_into(tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (MemoryError(), "memory"),
         (tf.errors.ResourceExhaustedError(None, None, "OOM"), "memory"),
@@ -261,12 +261,12 @@ def test_a_folder_that_is_moved_during_a_save_is_not_written_into(tmp_path, monk
         (ValueError("mine"), None),
     ],
 )
-def test_errors_of_a_step_are_explained(error, said):
+def test_errors_of_a_step_are_explained(error, message):
     """Those of a user's own code pass."""
-    kind = run_errors.TrainingError if said else type(error)
-    with pytest.raises(kind, match=said) as raised, run_errors.explained("step 7"):
+    kind = run_errors.TrainingError if message else type(error)
+    with pytest.raises(kind, match=message) as raised, run_errors.explained("step 7"):
         raise error
-    assert said or raised.value is error
+    assert message or raised.value is error
 
 
 def test_what_is_not_finite_is_explained_with_its_step():
@@ -357,10 +357,12 @@ def test_averages_follow_the_weights_and_are_what_is_evaluated_and_saved(tmp_pat
     for got, wanted in zip(loaded.get_weights(), expected, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
     x, y = fit_program.data()
-    found = loaded.evaluate(x[:70], y[:70], verbose=0)
-    assert done.history["val_loss"][-1] == pytest.approx(found[0], rel=1e-5)
+    outcome = loaded.evaluate(x[:70], y[:70], verbose=0)
+    assert done.history["val_loss"][-1] == pytest.approx(outcome[0], rel=1e-5)
     for weight, last in zip(model.get_weights(), steps[-1], strict=True):
         np.testing.assert_array_equal(weight, last)
     run.restore(4)  # a checkpoint can be looked at: the end of the first epoch
-    found = model.evaluate(x[:70], y[:70], verbose=0)
-    assert found == pytest.approx([done.history[f"val_{name}"][0] for name in ("loss", "accuracy")])
+    outcome = model.evaluate(x[:70], y[:70], verbose=0)
+    assert outcome == pytest.approx(
+        [done.history[f"val_{name}"][0] for name in ("loss", "accuracy")]
+    )

@@ -186,6 +186,6 @@ def test_the_graph_shows_towers_side_by_side_each_with_its_backward_pass(done):
 
 
 def test_an_image_is_stretched_from_its_least_to_its_largest_value():
-    found = summaries.stretched(3 * X[:2] + 5)
-    np.testing.assert_allclose(found.min(axis=(1, 2, 3)), 0, atol=1e-6)
-    np.testing.assert_allclose(found.max(axis=(1, 2, 3)), 1, atol=1e-6)
+    result = summaries.stretched(3 * X[:2] + 5)
+    np.testing.assert_allclose(result.min(axis=(1, 2, 3)), 0, atol=1e-6)
+    np.testing.assert_allclose(result.max(axis=(1, 2, 3)), 1, atol=1e-6)

@@ -152,8 +152,8 @@ class TestLayers:
         make_source, make_model, keep = TAKEN[which]
         source, model = make_source(), make_model()
         before = model.get_weights()
-        found = warm_start.take(saved(tmp_path, source), model)
-        assert found["kept"] == keep
+        result = warm_start.take(saved(tmp_path, source), model)
+        assert result["kept"] == keep
         left = source.get_weights()
         if which == "another shape":
             left[-2:] = before[-2:]
@@ -200,15 +200,15 @@ class TestLayers:
         """By name they would be others than by their place."""
         model = named("dense_2", "dense_1", "last")
         before = model.get_weights()[:4]
-        found = warm_start.take(saved(tmp_path, named("dense_1", "dense_2", "last")), model)
-        assert len(found["kept"]) == 2
+        result = warm_start.take(saved(tmp_path, named("dense_1", "dense_2", "last")), model)
+        assert len(result["kept"]) == 2
         assert_same(model.get_weights()[:4], before)
 
     def test_within_a_model_that_gained_layers_without_names_keep_their_own(self, tmp_path):
         source, model = Own(1), Own(2)
         before = model.begin.get_weights() + model.end[0].get_weights()
-        found = warm_start.take(saved(tmp_path, source), model)
-        assert len(found["kept"]) == 3
+        result = warm_start.take(saved(tmp_path, source), model)
+        assert len(result["kept"]) == 3
         np.testing.assert_array_equal(model.scale.value, source.scale.value)
         assert_same(model.begin.get_weights() + model.end[0].get_weights(), before)
 

@@ -189,8 +189,8 @@ def test_names_of_no_data_set(tmp_path, nothing_is_left, name):
 )
 def test_names_of_no_split(nothing_is_left, split, code):
     done = scripts.train(nothing_is_left, f"--eval_split={split}")
-    said = f"--eval_split={split}: " if code == 2 else f"dataset=shapes has no split {split!r}"
-    check(done, code, f"train.py: error: {said}")
+    message = f"--eval_split={split}: " if code == 2 else f"dataset=shapes has no split {split!r}"
+    check(done, code, f"train.py: error: {message}")
 
 
 @pytest.fixture

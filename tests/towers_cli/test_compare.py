@@ -67,9 +67,9 @@ def test_what_only_one_run_has_is_not_compared(copy, one, capsys):
     kept = [json.dumps(line) for line in lines if "state_sha256" not in line and line["step"] < 3]
     (copy / "metrics.jsonl").write_text("\n".join(kept) + '\n{"step": 3, "lo')
     (copy / "final_model.json").unlink()
-    code, said = compared(capsys, one, copy)
-    assert (code, len(said)) == (0, 6)
-    assert "1 to 2" in said[2] and "to step 2" in said[-1]
+    code, lines = compared(capsys, one, copy)
+    assert (code, len(lines)) == (0, 6)
+    assert "1 to 2" in lines[2] and "to step 2" in lines[-1]
 
 
 def test_runs_without_a_step_in_common_cannot_be_compared(copy, one, capsys):

@@ -141,6 +141,6 @@ def test_what_cannot_be_trained_is_named(here, model, flag, code, reason):
 def test_what_is_no_network_is_refused(here, model, reason):
     done = scripts.train(here / "run", f"--model={model}")
     assert done.returncode == 2
-    said = f"train.py: error: --model={re.escape(model)}: .*{reason.format(here=here)}"
-    assert re.match(said, done.stderr)
+    message = f"train.py: error: --model={re.escape(model)}: .*{reason.format(here=here)}"
+    assert re.match(message, done.stderr)
     assert not (here / "run").exists()

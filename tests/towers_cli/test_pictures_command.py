@@ -30,9 +30,9 @@ def test_every_flag_of_augmentation_reaches_the_preprocessing():
     flags = ["--preprocessing=pad_crop_flip", "--augment=colour_jitter", "--random_erasing=0.25"]
     chosen = scripts.settings_of(*flags, "--mixup_alpha=0.2", "--cutmix_alpha=1")
     split = types.SimpleNamespace(image_shape=(28, 28, 3), class_names=("a", "b"))
-    found = build.preprocessing(chosen, split)
-    assert (found.augmentation.name, found.augmentation.erasing) == ("colour_jitter", 0.25)
-    assert found.mixed == mixing.Mixing(mixup_alpha=0.2, cutmix_alpha=1.0, num_classes=2)
+    result = build.preprocessing(chosen, split)
+    assert (result.augmentation.name, result.augmentation.erasing) == ("colour_jitter", 0.25)
+    assert result.mixed == mixing.Mixing(mixup_alpha=0.2, cutmix_alpha=1.0, num_classes=2)
     split.image_shape = (28, 28, 1)
     with pytest.raises(settings.SettingsError, match="--dataset=.*: colour_jitter takes"):
         build.preprocessing(chosen, split)
@@ -67,7 +67,7 @@ def test_the_readme_s_command_takes_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "code", "said"),
+    ("chosen", "code", "message"),
     [
         (["--dataset=folder", "--data_dir="], 1, "dataset=folder needs `data_dir`"),
         (["--dataset=shapes", "--data_dir="], 1, "image_size=24: the images of dataset=shapes"),
@@ -77,9 +77,9 @@ def test_the_readme_s_command_takes_a_folder(tmp_path):
         (["--model=MobileNetV9"], 2, "no attribute 'MobileNetV9'"),
     ],
 )
-def test_what_does_not_fit_is_said(folder, tmp_path, chosen, code, said):
+def test_what_does_not_fit_is_said(folder, tmp_path, chosen, code, message):
     done = scripts.run("train", *flags(folder, tmp_path / "run", *chosen))
-    assert done.returncode == code and said in done.stderr, done.stderr
+    assert done.returncode == code and message in done.stderr, done.stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -20,7 +20,7 @@ def trained(run_of):
     return run_of("--momentum=0.9", "--max_steps=9", "--moving_average_decay=0.9")
 
 
-def said(capsys, *arguments):
+def run_predict(capsys, *arguments):
     code = predict.main([str(argument) for argument in arguments])
     return code, *capsys.readouterr()
 
@@ -29,13 +29,13 @@ def test_the_best_three_classes_of_each_picture(trained, tmp_path, capsys):
     """As the final model has them."""
     shapes = datasets.load("shapes", None, "test")
     images = shapes.images[:5]
-    found = keras.saving.load_model(trained / "final_model.keras").predict(images, verbose=0)
+    result = keras.saving.load_model(trained / "final_model.keras").predict(images, verbose=0)
     paths = [tmp_path / f"{place}.png" for place in range(5)]
     for path, image in zip(paths, images, strict=True):
         Image.fromarray(image).save(path)
-    code, out, err = said(capsys, trained, *paths)
+    code, out, err = run_predict(capsys, trained, *paths)
     assert (code, err) == (0, "")
-    expected = zip(paths, found["class_name"], found["probabilities"], strict=True)
+    expected = zip(paths, result["class_name"], result["probabilities"], strict=True)
     for line, (path, name, shares) in zip(out.splitlines(), expected, strict=True):
         best = [f"{shapes.class_names[k]} {shares[k]:.1%}" for k in np.argsort(-shares)[:3]]
         assert line == f"{path}: {', '.join(best)}"
@@ -47,7 +47,7 @@ def test_a_picture_that_cannot_be_read_does_not_stop_the_others(trained, tmp_pat
     Image.effect_noise((40, 40), 50).save(good)
     cut.write_bytes(good.read_bytes()[:200])
     text.write_text("no picture")
-    code, out, err = said(capsys, trained, tmp_path / "none.png", text, cut, tmp_path, good)
+    code, out, err = run_predict(capsys, trained, tmp_path / "none.png", text, cut, tmp_path, good)
     assert code == 1
     assert out.startswith(f"{good}: ") and out.count("\n") == 1
     assert [line.partition(": error: ")[2].partition(": ")[0] for line in err.splitlines()] == [
@@ -70,7 +70,7 @@ def test_what_is_no_model_of_pictures(trained, tmp_path, capsys, what):
     elif what == "two_channels.keras":
         model = keras.Sequential([keras.Input((9, 7, 2)), keras.layers.GlobalMaxPooling2D()])
         raw_images.classifier(model, image_shape=(9, 7, 2), class_names=("a", "b")).save(path)
-    code, out, err = said(capsys, path, "a.png")
+    code, out, err = run_predict(capsys, path, "a.png")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("towers-predict: error: ") and str(path) in err
     assert (os.strerror(errno.ENOENT) in err) == (what == "gone.keras")
@@ -90,6 +90,6 @@ def test_a_program_s_run_of_pictures(tmp_path, capsys):
     capsys.readouterr()
     Image.fromarray(pictures[0, ..., 0]).save(tmp_path / "a.png")
     expected = keras.ops.softmax(model(pictures[:1]))[0].numpy()
-    code, out, err = said(capsys, tmp_path / "run", tmp_path / "a.png")
+    code, out, err = run_predict(capsys, tmp_path / "run", tmp_path / "a.png")
     assert (code, err) == (0, "")
     assert f"a.png: {names[expected.argmax()]} {expected.max():.1%}, " in out

@@ -55,7 +55,7 @@ class TestARun:
     def test_is_quiet_and_begins_with_a_table(self, done, folder):
         assert (done.returncode, done.stderr) == (0, "")
         table = [line for line in done.stdout.splitlines() if line.startswith("  ")]
-        said = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in table)
+        rows = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in table)
         for name, pieces in (
             ("data", ("5,000 train", "1,000 test", "10 classes")),
             ("model", ("cifarnet", "float32", "sgd", "weight decay 0.004")),
@@ -65,7 +65,7 @@ class TestARun:
             ("learning rate", ("exponential, 0.1 to 0.1 at epoch 0.0336", "WARNING")),
         ):
             for piece in pieces:
-                assert piece in said[name]
+                assert piece in rows[name]
         assert scripts.final_summary(folder)["weights_sha256"][:16] in done.stdout
 
     @pytest.mark.pitfall(3, 10)
@@ -148,11 +148,11 @@ def test_goes_on_after_signals(tmp_path):
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=60)
         assert (process.returncode, stderr) == (code, "")
-        said = re.match(r"stopped at step (\d+)", stdout.splitlines()[-1])
-        assert (folder / "checkpoints" / f"step-{said[1]}").exists()
+        stopped = re.match(r"stopped at step (\d+)", stdout.splitlines()[-1])
+        assert (folder / "checkpoints" / f"step-{stopped[1]}").exists()
         assert not (folder / "final_model.json").exists()
-        assert scripts.training_lines(folder)[-1]["step"] == int(said[1])
-        steps.append(int(said[1]))
+        assert scripts.training_lines(folder)[-1]["step"] == int(stopped[1])
+        steps.append(int(stopped[1]))
     assert steps[2] > steps[1]
     # Where it stands now is up to the clock, so the comparison runs to a little further.
     end = f"--max_steps={steps[2] + 2}"

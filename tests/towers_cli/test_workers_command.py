@@ -53,9 +53,9 @@ def test_killed_stopped_and_continued_by_other_numbers_of_workers(
         scripts.wait_for_line(chief, "step 15/40")
         other.kill()
         two.begin()
-        code, said = two.ended(0)
+        code, message = two.ended(0)
         saved = scripts.checkpoint_steps(folder)[-1]
-        assert code == 138 and said.startswith(f"{two.name(1)} died")
+        assert code == 138 and message.startswith(f"{two.name(1)} died")
         assert saved >= 15  # nothing is lost but the step under way
         assert two.seconds() < STOPS_WITHIN_SECONDS
 
@@ -111,10 +111,10 @@ def test_a_worker_with_other_settings_is_refused_by_name(tmp_path, several):
     start(two, 0, folder)
     start(two, 1, folder, "--seed=1", "--max_steps=30")
     for index in range(2):
-        code, said = two.ended(index)
-        assert code == 1 and said.startswith(two.name(1))
+        code, message = two.ended(index)
+        assert code == 1 and message.startswith(two.name(1))
         for name in ("--seed=1 ", "--max_steps=30 ", two.name(0)):
-            assert name in said
+            assert name in message
     assert not folder.exists()
 
 
@@ -129,9 +129,9 @@ def test_a_worker_with_other_images_is_refused_by_name(tmp_path, several, split)
         data = "--dataset=folder", f"--data_dir={tmp_path / name}", "--image_size=32"
         start(two, index, tmp_path / "run", *data)
     for index in range(2):
-        code, said = two.ended(index)
-        assert code == 1 and f"{two.name(1)} differs from {two.name(0)}" in said
-        assert said.count("sha256") == 1
+        code, message = two.ended(index)
+        assert code == 1 and f"{two.name(1)} differs from {two.name(0)}" in message
+        assert message.count("sha256") == 1
     assert not (tmp_path / "run").exists()
 
 
