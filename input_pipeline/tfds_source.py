@@ -65,7 +65,9 @@ def open_prepared(name: str, data_dir: pathlib.Path, read_only: bool) -> tfds.co
         raise checks.DataError(problem) from error
     _check_features(builder)
     # TFDS would warn of a folder without data where there is no folder at all.
-    if builder.data_path.exists() and builder.is_prepared():
+    if builder.data_path.exists():
+        if not builder.is_prepared():  # it would be read all the same
+            raise checks.DataError(f"{builder.data_path} holds no data set; remove the folder")
         return builder
     if read_only:
         raise checks.DataError(

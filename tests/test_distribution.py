@@ -72,7 +72,7 @@ def test_batch_norm_equals_keras_on_microbatches(joined):
     losses = []
     for _ in range(2):
         start = [np.array(v) for v in other.non_trainable_variables]
-        result, counts = [], []
+        rows, counts = [], []
         for first in range(0, 54, 16):
             for variable, value in zip(other.non_trainable_variables, start, strict=True):
                 variable.assign(value)
@@ -81,12 +81,10 @@ def test_batch_norm_equals_keras_on_microbatches(joined):
                 loss = CROSSENTROPY(Y[first : first + 16], outputs)
             of_weights = tape.gradient(loss, [v.value for v in other.trainable_variables])
             state = [np.array(v) for v in other.non_trainable_variables]
-            result.append([loss, *of_weights, *state])
+            rows.append([loss, *of_weights, *state])
             counts.append(len(outputs))
         assert counts == [16, 16, 16, 6]
-        loss, *mean = (
-            np.average(np.stack(parts), 0, counts) for parts in zip(*result, strict=True)
-        )
+        loss, *mean = (np.average(np.stack(parts), 0, counts) for parts in zip(*rows, strict=True))
         losses.append(loss)
         for variable, gradient in zip(other.trainable_variables, mean, strict=False):
             variable.assign_sub(0.1 * gradient)

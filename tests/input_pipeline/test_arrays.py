@@ -88,15 +88,15 @@ class MapDataset:
 
 
 class Batched(keras.utils.PyDataset):
-    """Batches of three, and a last one of one."""
+    """A batch of six, and a last one of four."""
 
     sign = 1
 
     def __len__(self):
-        return 4
+        return 2
 
     def __getitem__(self, index):
-        return X[3 * index :][:3], self.sign * Y[3 * index :][:3]
+        return X[6 * index :][:6], self.sign * Y[6 * index :][:6]
 
 
 def test_of_a_grain_data_set_are_its_elements_by_position():
@@ -119,6 +119,9 @@ def test_of_a_pydataset_are_its_examples_epoch_by_epoch():
 
 
 class Ragged(Batched):
+    def __len__(self):
+        return 4
+
     def __getitem__(self, index):
         return tuple(part[: 2 if index == 1 else 3] for part in (X, Y))
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import http.server
 import os
+import threading
 import time
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 import tensorflow as tf
 import tiny_photos
 
-from input_pipeline import checks, datasets
+from input_pipeline import checks, datasets, tfds_source
 from towers import hashes, machine
 
 
@@ -179,6 +181,20 @@ def test_a_set_without_a_network_names_its_archives_at_once(
     assert "dataset=shapes" in message and "secret" not in message
     assert "WARNING" not in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_folder_is_no_set(tmp_path):
+    """TFDS takes it for a prepared one, of no splits."""
+    (tmp_path / "cifar10" / "3.0.2").mkdir(parents=True)
+    refusal("3.0.2 holds no data set", tmp_path, "cifar10")
+
+
+def test_an_address_that_answers_is_reachable(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    handler = http.server.BaseHTTPRequestHandler
+    with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        assert not tfds_source._unreachable(f"http://127.0.0.1:{server.server_port}/")
 
 
 def test_an_archive_brought_by_hand_is_prepared_without_a_network(tmp_path):

@@ -172,7 +172,8 @@ def by_hand(height, width, drawn):
 @pytest.mark.parametrize("stretch", [[1, 1], [1, 40], [40, 1]])
 def test_a_part_at_random_is_torchvision_s(stretch):
     random = np.random.default_rng(0)
-    for size in (random.integers(20, 900, (64, 2)) * stretch).tolist():
+    sizes = [*random.integers(1, 9, (64, 2)), *random.integers(20, 900, (64, 2))]
+    for size in (np.array(sizes) * stretch).tolist():
         numbers = random.random(pictures.NUMBERS_OF_A_CUT).tolist()
         top, left, height, width = by_hand(*size, numbers)
         box = left, top, left + width, top + height

@@ -66,8 +66,9 @@ def test_a_rule_ends_with_a_table_a_plot_and_one_model(tmp_path, shapes, capsys)
 def test_flags_reach_the_simulation(shapes):
     flags = ("--rule=eamsgd", "--rate=0.02", "--workers=5", "--speeds=dying", "--dies_at=1")
     more = ("--noticed_after=1", "--message=0.5", "--time=4", "--momentum=0.8", "--period=2")
-    options = command._make_parser().parse_args([*flags, *more])
+    options = command._make_parser().parse_args([*flags, *more, "--export"])
     command.check(command._make_parser(), options)
+    assert options.export
     run = command.one_run(options, problems.Parabola(), "eamsgd", 0.02)
     asked = speeds.Speeds("dying", 5, dies_at=1.0)
     rule = rules.EAMSGD(0.02, period=2, momentum=0.8)

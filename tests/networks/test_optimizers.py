@@ -24,6 +24,8 @@ def test_options_reach_the_optimizer():
     assert (sgd.momentum, sgd.nesterov, sgd.global_clipnorm) == (0.5, True, 2.0)
     assert optimizers.make("rmsprop", momentum=0.25).momentum == 0.25
     assert optimizers.make("sgd").global_clipnorm is None
+    there = optimizers.make("sgd", parameter_device="/CPU:1").iterations.value.device
+    assert there.endswith("CPU:1")
 
 
 def test_weight_decay_is_decoupled_only_where_it_is_said():

@@ -362,7 +362,5 @@ def test_averages_follow_the_weights_and_are_what_is_evaluated_and_saved(tmp_pat
     for weight, last in zip(model.get_weights(), steps[-1], strict=True):
         np.testing.assert_array_equal(weight, last)
     run.restore(4)  # a checkpoint can be looked at: the end of the first epoch
-    outcome = model.evaluate(x[:70], y[:70], verbose=0)
-    assert outcome == pytest.approx(
-        [done.history[f"val_{name}"][0] for name in ("loss", "accuracy")]
-    )
+    ours = model.evaluate(x[:70], y[:70], verbose=0)
+    assert ours == pytest.approx([done.history[f"val_{name}"][0] for name in ("loss", "accuracy")])

@@ -3,9 +3,12 @@
 import sys
 
 import forked
+import photos
 import pytest
+import scripts
 import tensorflow as tf
 
+from towers import worker
 from towers_cli import build, settings
 
 
@@ -29,6 +32,18 @@ print(os.environ.get("CUBLAS_WORKSPACE_CONFIG"), config.is_op_determinism_enable
     done = forked.run([sys.executable, "-c", program], timeout=60)
     runtime = ["False", ":4096:8", "True"] if deterministic else ["True", "None", "False"]
     assert done.stdout.split() == ["float32", "channels_last", "1e-07", *runtime], done.stderr
+
+
+def test_other_workers_read_images_once_the_chief_has(tmp_path):
+    class Other(worker.Workers):
+        index, is_chief = 1, False
+
+        def from_chief(self, what, make):
+            if not any(tmp_path.iterdir()):
+                photos.folder(tmp_path, 50, splits=("train", "test"))
+
+    chosen = scripts.settings_of("--dataset=folder", f"--data_dir={tmp_path}", "--image_size=32")
+    assert build.load_data(chosen, Other())[0].class_names == ("ant", "bee", "cow")
 
 
 def test_a_runtime_that_has_started_keeps_its_threads():

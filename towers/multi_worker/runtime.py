@@ -63,7 +63,6 @@ def connect(members: cluster.Cluster, wait_seconds: float) -> None:
         raise errors.GoneError(_why_not_met(failure, members, wait_seconds))
     context._collective_ops_server_def = server
     context._initialize_logical_devices()
-    context._clear_caches()
 
 
 def _enable_collectives(context, server: bytes) -> str:
