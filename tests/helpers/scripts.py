@@ -54,9 +54,8 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess:
 def let_graphs_go(more_than: int = 100) -> None:
     """Lets the graphs go that this process has built, where they have many custom gradients.
 
-    TensorFlow 2.21 registers the gradient of every tf.custom_gradient in a graph forever, and
-    holds the graph with it. Each step has one, in Keras's optimizers, and a test session hundreds:
-    its processes grew to 10 GB, and each collection looked through all of them.
+    TensorFlow 2.21 keeps the gradient of every tf.custom_gradient forever, and its graph. Keras's
+    optimizers have one in each step: a process grew to 10 GB, and collections went through all.
     """
     registered = ops.gradient_registry._registry
     names = [name for name in registered if name.startswith("CustomGradient-")]

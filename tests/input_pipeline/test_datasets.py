@@ -184,7 +184,6 @@ def test_a_set_without_a_network_names_its_archives_at_once(
 
 
 def test_an_empty_folder_is_no_set(tmp_path):
-    """TFDS takes it for a prepared one, of no splits."""
     (tmp_path / "cifar10" / "3.0.2").mkdir(parents=True)
     refusal("3.0.2 holds no data set", tmp_path, "cifar10")
 
