@@ -20,6 +20,7 @@ import forked
 import keras
 import lighter
 import scripts
+import tensorflow as tf
 from several import Workers
 
 from towers import devices
@@ -52,6 +53,12 @@ def pytest_collection_finish():
     """
     gc.collect()
     gc.freeze()
+
+
+# TensorFlow's tuner may miss its end, for which a data set that is let go waits up to a minute.
+_ITER, _UNTUNED = tf.data.Dataset.__iter__, tf.data.Options()
+_UNTUNED.autotune.enabled = False
+tf.data.Dataset.__iter__ = lambda dataset: _ITER(dataset.with_options(_UNTUNED))
 
 
 @pytest.fixture(autouse=True)
