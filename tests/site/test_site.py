@@ -61,7 +61,7 @@ def pages_of(folder: pathlib.Path) -> list[str]:
 
 def unlike_pages(folder: pathlib.Path) -> list[str]:
     """All pages, but of those that show a file, which are made alike, only a few."""
-    few = "towers/step.py.html", "towers/multi_worker/collectives.py.html", "docs/measurements.html"
+    few = "towers/step.py.html", "towers/multi_worker/runtime.py.html", "docs/measurements.html"
     own = [page for page in pages_of(folder) if not page.startswith("code/")]
     return own + [f"code/{page}" for page in few]
 
