@@ -66,7 +66,7 @@ def open_prepared(name: str, data_dir: pathlib.Path, read_only: bool) -> tfds.co
     _check_features(builder)
     # TFDS would warn of a folder without data where there is no folder at all.
     if builder.data_path.exists():
-        if not builder.is_prepared():  # it would be read all the same
+        if not builder.is_prepared():  # TFDS reads it as a set without splits
             raise checks.DataError(f"{builder.data_path} holds no data set; remove the folder")
         return builder
     if read_only:

@@ -14,6 +14,6 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Files that take long begin: large ones, and those that wait for processes."""
-    takes = {"multi_worker": 4}  # as long as one so many times as large
-    items.sort(key=lambda item: -item.path.stat().st_size * takes.get(item.path.parent.name, 1))
+    """Files that take long begin: large ones, and those of workers, which wait for each other."""
+    weights = {"multi_worker": 4}
+    items.sort(key=lambda item: -item.path.stat().st_size * weights.get(item.path.parent.name, 1))

@@ -452,7 +452,7 @@ def named(names, also_long=()):
     return [pytest.param(name, marks=pytest.mark.long if name in long else ()) for name in names]
 
 
-# Of each way to add up one: for the others towers add up what they add up for these.
+# One program for each way to add up; `make test-all` asks for the bits of all.
 WAYS = {"a_loss_that_reads_a_kernel", "batch_norm_and_dropout", "bfloat16", "metrics_of_ones_own"}
 WITH_ORACLE = [name for name, program in PROGRAMS.items() if program.tolerance is not None]
 

@@ -22,18 +22,18 @@ class Exchange:
     batch.
 
     Attributes:
-      runs: (tower, its consecutive microbatches) of this worker, without towers that have none.
+      shares: (tower, its consecutive microbatches) of this worker, without towers that have none.
     """
 
     def __init__(
         self, workers: worker.Workers, towers_of_workers: Sequence[int], count: int, alone: bool
     ):
         self._workers = workers
-        self._shares = shares.Shares(count, towers_of_workers, workers.index)
-        if alone or not all(map(self._shares.microbatches, range(workers.count))):
+        self._split = shares.Shares(count, towers_of_workers, workers.index)
+        if alone or not all(map(self._split.microbatches, range(workers.count))):
             self._workers = worker.Workers()
-            self._shares = shares.Shares(count, [towers_of_workers[workers.index]])
-        self.runs = [(tower, run) for tower, run in enumerate(self._shares.tower_runs()) if run]
+            self._split = shares.Shares(count, [towers_of_workers[workers.index]])
+        self.shares = [(tower, s) for tower, s in enumerate(self._split.tower_shares()) if s]
 
     def __call__(
         self, sums: gradients.Sums, results: Sequence[microbatch.Forward], sizes: Sequence[int]
@@ -53,10 +53,10 @@ class Exchange:
         if self._workers.count > 1 and has_rows and len(set(sizes)) > 1:
             raise UnevenRows
         if self._workers.count == 1 or not results:
-            return self._workers.join(sums, results, self._shares)
+            return self._workers.join(sums, results, self._split)
         rows = [_filled_up(forward, max(sizes)) for forward in results]
         stacked = [tf.stack(values) for values in zip(*rows, strict=True)]
-        total, joined = self._workers.join(sums, stacked, self._shares)
+        total, joined = self._workers.join(sums, stacked, self._split)
         each = zip(*map(tf.unstack, joined), strict=True)
         return total, [
             _rebuilt(results[0], values, size) for values, size in zip(each, sizes, strict=True)

@@ -22,14 +22,14 @@ def halves(subtree: Subtree) -> tuple[Subtree, Subtree]:
     return (first, middle), (middle, end)
 
 
-def subtrees(run: range, num_leaves: int) -> list[Subtree]:
-    """The largest subtrees of the tree over `num_leaves` that lie within `run`, in order."""
+def subtrees(share: range, num_leaves: int) -> list[Subtree]:
+    """The largest subtrees of the tree over `num_leaves` that lie within `share`, in order."""
 
     def within(subtree: Subtree) -> list[Subtree]:
         first, end = subtree
-        if end <= run.start or run.stop <= first:
+        if end <= share.start or share.stop <= first:
             return []
-        if run.start <= first and end <= run.stop:
+        if share.start <= first and end <= share.stop:
             return [subtree]
         return [part for half in halves(subtree) for part in within(half)]
 
@@ -61,13 +61,13 @@ def pairwise_tree(values: Sequence, add: Callable) -> Any:
 
 
 def sum_over_share(
-    microbatch_gradients: Sequence[Sequence[Gradient]], run: range, num_microbatches: int
+    microbatch_gradients: Sequence[Sequence[Gradient]], share: range, num_microbatches: int
 ) -> Sums:
     """A tower's sums of its microbatches' gradients, along the fixed tree.
 
     Args:
       microbatch_gradients: `microbatch_gradients[m][w]`, for each microbatch of the tower.
-      run: which microbatches of the global batch these are.
+      share: which microbatches of the global batch these are.
       num_microbatches: of the global batch.
 
     Returns:
@@ -77,11 +77,11 @@ def sum_over_share(
     """
     leaves = {
         (m, m + 1): [widened(gradient) for gradient in gradients]
-        for m, gradients in zip(run, microbatch_gradients, strict=True)
+        for m, gradients in zip(share, microbatch_gradients, strict=True)
     }
     return {
         subtree: add_up(leaves, subtree, add_weight_by_weight)
-        for subtree in subtrees(run, num_microbatches)
+        for subtree in subtrees(share, num_microbatches)
     }
 
 

@@ -29,7 +29,7 @@ class Shares:
     towers_of_workers: Sequence[int] = (1,)
     worker: int = 0
 
-    def tower_runs(self, worker: int | None = None) -> list[range]:
+    def tower_shares(self, worker: int | None = None) -> list[range]:
         """The microbatches of each tower of a worker; None for this one."""
         worker = self.worker if worker is None else worker
         first = sum(self.towers_of_workers[:worker])
@@ -38,8 +38,8 @@ class Shares:
 
     def microbatches(self, worker: int | None = None) -> range:
         """The microbatches of a worker; None for this one."""
-        runs = self.tower_runs(worker)
-        return range(runs[0].start, runs[-1].stop)
+        shares = self.tower_shares(worker)
+        return range(shares[0].start, shares[-1].stop)
 
 
 def at_once(tower_devices: Sequence[str]) -> int | None:

@@ -222,9 +222,9 @@ class Program:
         if self.training:
             direct, upstream = outer.gradient(scaled, [values, sources])
             leaves: dict[int, list[gradients.Gradient]] = {}
-            for tower, run in among.runs:
+            for tower, share in among.shares:
                 with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}/backward"):
-                    leaves |= {m: _back(*tapes[m], upstream[m]) for m in run}
+                    leaves |= {m: _back(*tapes[m], upstream[m]) for m in share}
             with tf.name_scope("average_gradients"):
                 total, _ = among(*self._collect(leaves, {}, [1] * len(sizes), among), sizes)
                 total = [_merge_equal_rows(value, sizes) for value in total]
@@ -266,21 +266,21 @@ class Program:
           The sizes of all microbatches, and what `compute` gives for those of this worker.
         """
         with tf.device(devices.HOST), tf.name_scope("cut_batch"):
-            share = {  # one copy of each tensor for a GPU
-                tower: cutting.share(batch, run.start * size, run.stop * size)
-                for tower, run in among.runs
+            batches = {  # one copy of each tensor for a GPU
+                tower: cutting.share(batch, share.start * size, share.stop * size)
+                for tower, share in among.shares
             }
         with tf.name_scope("weights"):
             values = self.pass_.values()
-            if any(self._is_packed(tower) for tower, _ in among.runs):
+            if any(self._is_packed(tower) for tower, _ in among.shares):
                 packed = packing.Packed(values)
         results: dict[int, Any] = {}  # of this worker's microbatches, in order
-        for tower, run in among.runs:
+        for tower, share in among.shares:
             with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}"):
                 tower_values = packed.unpacked() if self._is_packed(tower) else values
                 copies, state = tf.nest.map_structure(tf.identity, tower_values)  # the tower's own
-                for m, part in zip(run, cutting.cut(share[tower], size), strict=True):
-                    if self._at_once and m - run.start >= self._at_once:
+                for m, part in zip(share, cutting.cut(batches[tower], size), strict=True):
+                    if self._at_once and m - share.start >= self._at_once:
                         part = _after(results[m - self._at_once], part)
                     with tf.name_scope("microbatch"):
                         results[m] = compute(copies, state, m, part)
@@ -301,14 +301,14 @@ class Program:
         """
         sums: dict[gradients.Subtree, Sequence[gradients.Gradient]] = {}
         forwards: list[microbatch.Forward] = []
-        for tower, run in among.runs:
+        for tower, share in among.shares:
             with tf.device(self.tower_devices[tower]), tf.name_scope(f"tower_{tower}/sum"):
                 weighted = [
                     [g if weights[m] == 1 else gradients.times(g, weights[m]) for g in leaves[m]]
-                    for m in run
+                    for m in share
                 ]
-                tower_sums = gradients.sum_over_share(weighted, run, len(weights))
-                values = list(tower_sums.values()), [passes[m] for m in run if passes]
+                tower_sums = gradients.sum_over_share(weighted, share, len(weights))
+                values = list(tower_sums.values()), [passes[m] for m in share if passes]
                 packed = packing.Packed(values) if self._is_packed(tower) else None
             summed, tower_passes = packed.unpacked() if packed else values
             sums |= dict(zip(tower_sums, summed, strict=True))

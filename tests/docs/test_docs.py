@@ -47,7 +47,7 @@ def test_the_readme_program_trains_a_model():
 
 
 LEARN = [("library", 0, 0.6), ("library", 3, 0.8)]
-LATER = [("library", 1, 0.5), ("library", 2, 0.03), ("data", 1, 0.0)]
+LATER = [("library", 1, 0.5), ("library", 2, 0.03), ("data", 1, -0.1)]
 
 
 @pytest.mark.whole_program
@@ -55,11 +55,12 @@ LATER = [("library", 1, 0.5), ("library", 2, 0.03), ("data", 1, 0.0)]
     "page, place, least", [*LEARN, *(pytest.param(*each, marks=pytest.mark.long) for each in LATER)]
 )
 def test_the_programs_of_a_page_learn(page, place, least, tmp_path):
-    """More than chance: 1/2, 1/50 and 1/2. A run that has finished says the same again."""
+    """More than chance, but of drawn pictures. A run that has finished says the same again."""
     photos.folder(tmp_path / "pictures", 40)
     program = programs(f"docs/{page}.md")[place]
     shown = run(tmp_path, "-c", program)
-    assert float(re.findall(r"(?:accuracy: |^)(\d\.\d+)", shown, re.M)[-1]) >= least
+    assert least < float(re.findall(r"(?:accuracy: |^)(\d\.\d+)", shown, re.M)[-1]) <= 1
+    assert page != "data" or (tmp_path / "runs/mine/final_model.json").exists()
     if (page, place) == ("library", 3):
         assert run(tmp_path, "-c", program).splitlines()[-1] == shown.splitlines()[-1]
 

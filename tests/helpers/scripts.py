@@ -51,15 +51,15 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess:
     return done
 
 
-def let_graphs_go(more_than: int = 100) -> None:
-    """Lets the graphs go that this process has built, where they have many custom gradients.
+def let_graphs_go() -> None:
+    """Lets the graphs go that this process has built, once a hundred custom gradients hold them.
 
     TensorFlow 2.21 keeps the gradient of every tf.custom_gradient forever, and its graph. Keras's
     optimizers have one in each step: a process grew to 10 GB, and collections went through all.
     """
     registered = ops.gradient_registry._registry
     names = [name for name in registered if name.startswith("CustomGradient-")]
-    if len(names) > more_than:
+    if len(names) > 100:
         for name in names:
             del registered[name]
         gc.collect()

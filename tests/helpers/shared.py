@@ -45,6 +45,11 @@ gc.set_threshold(7_000, 10, 10)
 _CALLS = tf_stack.extract_stack()
 tf_stack.extract_stack = lambda stacklevel=1: _CALLS
 
+# TensorFlow's tuner may miss its end, for which a data set that is let go waits up to a minute.
+_ITER, _UNTUNED = tf.data.Dataset.__iter__, tf.data.Options()
+_UNTUNED.autotune.enabled = False
+tf.data.Dataset.__iter__ = lambda dataset: _ITER(dataset.with_options(_UNTUNED))
+
 
 def pytest_collection_finish():
     """Leaves what is there now, libraries and tests, out of all collections of garbage.
@@ -53,12 +58,6 @@ def pytest_collection_finish():
     """
     gc.collect()
     gc.freeze()
-
-
-# TensorFlow's tuner may miss its end, for which a data set that is let go waits up to a minute.
-_ITER, _UNTUNED = tf.data.Dataset.__iter__, tf.data.Options()
-_UNTUNED.autotune.enabled = False
-tf.data.Dataset.__iter__ = lambda dataset: _ITER(dataset.with_options(_UNTUNED))
 
 
 @pytest.fixture(autouse=True)

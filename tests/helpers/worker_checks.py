@@ -30,7 +30,7 @@ import tensorflow as tf  # isort: skip
 
 import toys  # isort: skip
 
-BATCH, STEPS, MICROBATCH = 16, 6, 2
+BATCH, UNEVEN, STEPS, MICROBATCH = 16, 15, 6, 2
 
 
 def distributed(workers, model, num_towers=1, optimizer=None, microbatch=MICROBATCH, loss=None):
@@ -81,9 +81,11 @@ def texts(workers, num_towers: int) -> dict:
     dense = keras.layers.Dense(toys.CLASSES, kernel_initializer=initial)
     model = toys.on_cpu(lambda: keras.Sequential([keras.Input([None, 1]), dense]))
     distributed(workers, model, num_towers, loss=joined)
-    batches = [np.arange((BATCH - 1) * n).reshape(-1, n, 1) % toys.CLASSES for n in (5, 6, 7)]
+    batches = [np.arange(UNEVEN * n).reshape(-1, n, 1) % toys.CLASSES for n in (5, 6, 7)]
     losses = [float(model.train_on_batch(tokens, tokens[..., 0])[0]).hex() for tokens in batches]
-    return {"weights": hashes.sha256(model.get_weights()), "losses": losses}
+    weights = hashes.sha256([v.numpy() for v in (*model.variables, *model.optimizer.variables)])
+    evaluation = model.evaluate(batches[0], batches[0][..., 0], batch_size=BATCH, verbose=0)
+    return {"weights": weights, "losses": losses, "evaluation": evaluation}
 
 
 def drawing():
@@ -97,10 +99,11 @@ KINDS = {
     "cifarnet": lambda w, n=1: train(w, toys.small_cifarnet(), n),
     "resnet": lambda w, n=1: train(w, toys.small_resnet(), n),
     "sparse gradients": lambda w, n=1: train(
-        w, embedding(), n, optimizer=keras.optimizers.Adam(0.01), batch=BATCH - 1
+        w, embedding(), n, optimizer=keras.optimizers.Adam(0.01), batch=UNEVEN
     ),
+    "joined loss": lambda w, n=1: train(w, toys.classifier(w.index), n, loss=joined, batch=UNEVEN),
     "joined loss of texts": lambda w, n=1: texts(w, n),
-    "draws and statistics": lambda w, n=1: train(w, drawing(), n, batch=BATCH - 1),
+    "draws and statistics": lambda w, n=1: train(w, drawing(), n, batch=UNEVEN),
     "clipped": lambda w, n=1: train(
         w, toys.classifier(), n, optimizer=keras.optimizers.SGD(0.1, global_clipnorm=0.1)
     ),

@@ -190,8 +190,7 @@ def test_an_empty_folder_is_no_set(tmp_path):
 
 def test_an_address_that_answers_is_reachable(monkeypatch):
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    handler = http.server.BaseHTTPRequestHandler
-    with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
         assert not tfds_source._unreachable(f"http://127.0.0.1:{server.server_port}/")
 

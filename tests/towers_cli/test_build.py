@@ -36,7 +36,7 @@ print(os.environ.get("CUBLAS_WORKSPACE_CONFIG"), config.is_op_determinism_enable
 
 def test_other_workers_read_images_once_the_chief_has(tmp_path):
     class Other(worker.Workers):
-        index, is_chief = 1, False
+        is_chief = False
 
         def from_chief(self, what, make):
             if not any(tmp_path.iterdir()):

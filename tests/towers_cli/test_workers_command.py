@@ -37,13 +37,11 @@ def start(workers, index: int, folder, *more: str):
 
 
 @pytest.mark.whole_program
-@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_killed_stopped_and_continued_by_other_numbers_of_workers(
-    tmp_path, run_of, several, is_killed
-):
+@pytest.mark.parametrize("kills", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_killed_stopped_and_continued_by_other_numbers_of_workers(tmp_path, run_of, several, kills):
     folder, elsewhere = tmp_path / "run", tmp_path / "nothing"
     saved = 0
-    if is_killed:
+    if kills:
         scripts.trained(folder, *FLAGS, "--max_steps=10")
         two = several()
         chief = start(two, 0, folder)

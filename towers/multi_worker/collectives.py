@@ -141,8 +141,8 @@ class MultiWorker(worker.Workers):
         Each worker adds up one share of all values, and then all exchange their shares: as few
         bytes as around a ring where a worker has one subtree, and the order of additions is ours.
         """
-        runs = map(split.microbatches, range(self.count))
-        subtrees = [gradients.subtrees(run, split.num_microbatches) for run in runs]
+        worker_shares = map(split.microbatches, range(self.count))
+        subtrees = [gradients.subtrees(one, split.num_microbatches) for one in worker_shares]
         most, n = max(map(len, subtrees)), vectors[0].shape.num_elements()
         share = -(-n // self.count)
         rows = tf.stack([tf.pad(vector, [[0, share * self.count - n]]) for vector in vectors])
@@ -191,15 +191,15 @@ class MultiWorker(worker.Workers):
         """
         values = [tf.convert_to_tensor(value) for value in values]
         counts = [*map(len, map(split.microbatches, range(self.count)))]
-        count_here = counts[self.index]
-        words = [tf.reshape(_as_words(value), [count_here, -1]) for value in values]
+        num_local = counts[self.index]
+        words = [tf.reshape(_as_words(value), [num_local, -1]) for value in values]
         sent = tf.concat(words, axis=1)
-        sent = tf.pad(sent, [[0, max(counts) - count_here], [0, 0]])  # as many from each worker
+        sent = tf.pad(sent, [[0, max(counts) - num_local], [0, 0]])  # as many from each worker
         got = tf.ensure_shape(self._gather("results", sent, parity), [self.count, *sent.shape])
         rows = zip(tf.unstack(got), counts, strict=True)
         whole = tf.concat([row[:count] for row, count in rows], axis=0)
         pieces = tf.split(whole, [word.shape[1] for word in words], axis=1)
-        shapes = [[v.shape[0] // count_here * split.num_microbatches, *v.shape[1:]] for v in values]
+        shapes = [[v.shape[0] // num_local * split.num_microbatches, *v.shape[1:]] for v in values]
         return [
             _from_words(tf.reshape(piece, [-1]), value.dtype, shape)
             for piece, value, shape in zip(pieces, values, shapes, strict=True)
