@@ -115,6 +115,7 @@ def test_draws_differ_between_microbatches_steps_epochs_and_fits():
         towers.distribute(model, num_towers, microbatch_size=16)
         for _ in range(2):
             model.fit(X[:, :1], X[:, :1], epochs=2, **FIT | {"batch_size": 27})
+        assert model.layers[1].generator.state.numpy().tolist() == [3, 16 * 65_536]
     assert [len(one) for one in drawn[1]] == [27] * 8
     assert len(np.unique(np.concatenate(drawn[1]))) > 0.99 * 2 * 27 * 8
     np.testing.assert_array_equal(drawn[1], drawn[3])

@@ -95,7 +95,7 @@ def test_tensorflow_s_own_is_wrong():
     "shape, options", [([4, 8, 64, 3], {}), ([4, 3, 8, 64], {"data_format": "NCHW"})]
 )
 def test_it_sums_over_all_but_the_channels(shape, options):
-    with operation_gradients.corrected():
+    with operation_gradients.corrected(False):
         outcome, is_own = gradient(tf.ones(shape, tf.bfloat16), **options)
     assert not is_own
     np.testing.assert_array_equal(outcome, [2048.0] * 3)
@@ -105,10 +105,10 @@ def test_other_threads_have_tensorflow_s():
     """As Keras's `fit`, also while a tower is traced."""
     upstream = tf.ones([8, 3], tf.bfloat16)
     with concurrent.futures.ThreadPoolExecutor(1) as other:
-        with operation_gradients.corrected():
+        with operation_gradients.corrected(False):
             assert other.submit(gradient, upstream).result()[1]
             entered = contextlib.ExitStack()
-            other.submit(entered.enter_context, operation_gradients.corrected()).result()
+            other.submit(entered.enter_context, operation_gradients.corrected(False)).result()
         assert gradient(upstream)[1]
         assert not other.submit(gradient, upstream).result()[1]
         other.submit(entered.close).result()
@@ -136,7 +136,7 @@ class TestMaxPooling:
             upstream = tf.reshape(tf.range(tf.size(pooled)), pooled.shape)
             return tape.gradient(pooled, images, output_gradients=tf.cast(upstream, images.dtype))
 
-        with operation_gradients.corrected(jit_compile=True):
+        with operation_gradients.corrected(True):
             outcome = gradient()
         np.testing.assert_array_equal(outcome, gradient())
 
@@ -156,7 +156,7 @@ class TestMaxPooling:
         weights, state = ([tf.convert_to_tensor(v.value) for v in part] for part in both)
         batch = tf.zeros([2, 32, 32, 3]), tf.zeros([2], tf.int64)
         inputs = weights, state, tf.constant(0, tf.int64), batch, None
-        with operation_gradients.corrected(jit_compile=True):
+        with operation_gradients.corrected(True):
             text = pass_.backward.experimental_get_compiler_ir(*inputs)(stage="hlo")
         assert "convolution" in text and "scatter" not in text
 

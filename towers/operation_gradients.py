@@ -23,7 +23,7 @@ _in_xla: contextvars.ContextVar[bool | None] = contextvars.ContextVar("in_xla", 
 
 
 @contextlib.contextmanager
-def corrected(jit_compile: bool = False) -> Iterator[None]:
+def corrected(jit_compile: bool) -> Iterator[None]:
     """Gradients that this thread builds here are those of this module.
 
     Args:

@@ -32,3 +32,6 @@ def test_has_these_pixels():
         images[:3, 16, 16].astype(int), [[252, 33, 136], [134, 250, 175], [255, 116, 204]], atol=1
     )
     assert images.mean() == pytest.approx(127.609, abs=0.01)
+    edges = np.abs(np.diff(images.astype(int), axis=2)).mean((1, 2, 3))
+    of_classes = [13.97, 15.57, 14.24, 15.66, 13.70, 14.81, 14.68, 14.92, 17.62, 18.99]
+    np.testing.assert_allclose(np.bincount(labels, edges) / 100, of_classes, atol=0.01)

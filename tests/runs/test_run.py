@@ -1,6 +1,7 @@
 """Keras's fit in a folder: the same run, whatever happens to it."""
 
 import contextlib
+import errno
 import json
 import signal
 import sys
@@ -93,24 +94,36 @@ def fit(folder, model=None, epochs=2, callbacks=(), **given):
     )  # fmt: skip
 
 
-def test_is_what_keras_s_fit_is(tmp_path):
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_is_what_keras_s_fit_is(is_weighted, tmp_path):
     """Weights, evaluations now and then, and an optimizer that has averages at the end."""
     x, y = (part[:192] for part in fit_program.data())  # three batches
     weight = np.linspace(0.1, 2, 192)
     told = {"batch_size": 64, "epochs": 3, "verbose": 0, "validation_freq": 2}
+    validation = (x[:70], y[:70], weight[:70])[: 2 + is_weighted]
     batches = [(x[:64], y[:64]), (x[64:70], y[64:70])]  # a list of them is evaluated, too
     model, plain = (
         compiled(keras.optimizers.Adam(0.1, use_ema=True, ema_momentum=0.9)) for _ in range(2)
     )
     source = arrays.batches(x, y, weight, shuffle=False)
-    done = towers.Run(tmp_path / "run", model).fit(source, validation_data=batches, **told)
-    told |= {"sample_weight": weight, "shuffle": False, "validation_data": (x[:70], y[:70])}
+    run, other = towers.Run(tmp_path / "run", model), validation if is_weighted else batches
+    done = run.fit(source, validation_data=other, **told)
+    told |= {"sample_weight": weight, "shuffle": False, "validation_data": validation}
     assert done.history == plain.fit(x, y, **told).history
     for weight, other in zip(model.weights, plain.weights, strict=True):
         np.testing.assert_array_equal(weight.numpy(), other.numpy())
     loaded = keras.saving.load_model(tmp_path / "run" / "final_model.keras")
     for weight, other in zip(loaded.weights, plain.weights, strict=True):
         np.testing.assert_array_equal(weight.numpy(), other.numpy())
+
+
+@pytest.mark.parametrize("number, error", [(errno.EPIPE, towers.Stopped), (errno.ENOSPC, OSError)])
+def test_lines_that_nobody_reads_stop_a_run(number, error, tmp_path):
+    def show(line):
+        raise OSError(number, "show")
+
+    with pytest.raises(error):
+        fit(tmp_path / "run", callbacks=[run_callbacks.Log(show=show)])
 
 
 @pytest.mark.parametrize("what", ["data", "decay", "loss", "loss_weights", "variables"])

@@ -46,6 +46,18 @@ def test_other_workers_read_images_once_the_chief_has(tmp_path):
     assert build.load_data(chosen, Other())[0].class_names == ("ant", "bee", "cow")
 
 
+@pytest.mark.parametrize("optimizer, losses", [("sgd", 2), ("adamw", 0)])
+def test_weights_decay_in_the_loss_or_in_the_optimizer(optimizer, losses):
+    chosen = settings.TrainSettings(optimizer=optimizer, weight_decay=0.1)
+    assert len(build.build_network(chosen, (24, 24, 3), 10).losses) == losses
+
+
+def test_a_run_has_the_callbacks_that_it_needs():
+    chosen = settings.TrainSettings(moving_average_decay=0.0, summary_every_steps=0)
+    made = build.make_callbacks(chosen, None, None, 4)
+    assert [type(one).__name__ for one in made] == ["LearningRate", "Log"]
+
+
 def test_a_runtime_that_has_started_keeps_its_threads():
     tf.zeros(())  # as a module of --model may have it
     with pytest.raises(settings.SettingsError, match="--model=mine:build: "):
