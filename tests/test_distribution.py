@@ -191,6 +191,14 @@ def test_an_update_is_counted_once_where_the_number_of_batches_is_unknown():
     assert int(model.optimizer.iterations) == 6
 
 
+def test_a_model_that_keras_has_fitted_is_on_towers_from_then_on(capfd):
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(3)])
+    model.compile("sgd", CROSSENTROPY)
+    model.fit(X, Y, **FIT)
+    towers.distribute(model).fit(X, Y, **FIT)
+    assert capfd.readouterr().out.startswith("towers: ")
+
+
 def test_says_once_how_a_batch_is_computed(capfd):
     model = made(num_towers=3, size=40)
     model.fit(X, Y, **FIT)

@@ -17,13 +17,9 @@ from ray.cluster_utils import Cluster
 pytestmark = [pytest.mark.long, pytest.mark.whole_program]
 
 FLAGS = [
-    "--dataset=shapes",
-    "--global_batch_size=32",
-    "--max_steps=400",
-    "--log_every_steps=1",
-    "--checkpoint_every_steps=50",
-    "--intra_op_threads=1",
-]
+    "--dataset=shapes", "--global_batch_size=32", "--max_steps=400", "--log_every_steps=1",
+    "--checkpoint_every_steps=50", "--intra_op_threads=1",
+]  # fmt: skip
 
 
 @pytest.fixture

@@ -31,17 +31,9 @@ HELPERS = Path(__file__).parent
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
-    [
-        "forked",  # and towers before Keras: it sets TensorFlow up
-        "input_pipeline.datasets",
-        "input_pipeline.tfds_source",
-        "tensorflow_datasets",
-        "towers_cli.build",
-        "towers_cli.checkpoint_evaluator",
-        "towers_cli.evaluate",
-        "towers_cli.train",
-    ]
-)
+    ["forked", "input_pipeline.datasets", "input_pipeline.tfds_source", "tensorflow_datasets"]
+    + [f"towers_cli.{name}" for name in ("build", "checkpoint_evaluator", "evaluate", "train")]
+)  # `forked` imports towers before Keras, which that sets up
 
 
 class Popen(subprocess.Popen):

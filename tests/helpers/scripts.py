@@ -80,14 +80,9 @@ def trained(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
 def small_run(folder: Path) -> list[str]:
     """Arguments of a training that takes a second or two."""
     return [
-        f"--train_dir={folder}",
-        "--dataset=shapes",
-        "--global_batch_size=24",
-        "--microbatch_size=12",
-        "--intra_op_threads=1",
-        "--log_every_steps=1",
-        "--max_steps=4",
-    ]
+        f"--train_dir={folder}", "--dataset=shapes", "--global_batch_size=24",
+        "--microbatch_size=12", "--intra_op_threads=1", "--log_every_steps=1", "--max_steps=4",
+    ]  # fmt: skip
 
 
 LIGHTER_TRAIN = f"""
