@@ -7,13 +7,9 @@ from benchmarks.peers import task_sizes, tasks
 # Trained weights. Keras's LSTM has one bias for each gate and PyTorch two, 4 * UNITS of them more;
 # fastnet has a whitening, and PyTorch's one bias of it.
 WEIGHTS = {
-    "cifarnet": 1_068_298,
-    "resnet": 272_474,
-    "resnet50": 23_528_522,
-    "mobilenet": 408_938,
-    "transformer": 1_446_666,
-    "lstm": 1_181_450,
-}
+    "cifarnet": 1_068_298, "resnet": 272_474, "resnet50": 23_528_522, "mobilenet": 408_938,
+    "transformer": 1_446_666, "lstm": 1_181_450,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WEIGHTS)

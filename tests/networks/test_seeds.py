@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from towers import devices, networks, weight_decay
+from towers.networks import seeds
 
 
 def drawn(kernel) -> tuple:
@@ -23,6 +24,7 @@ def test_no_kernel_of_several_seeds_has_the_values_of_another(name):
         for weight in networks.build(name, (32, 32, 3), 10, seed=seed).trainable_variables
         if weight.name == "kernel"
     ]
+    assert seeds.derive(3, "conv1") == 618_319_529  # 31 bits of the sha256 of "3/conv1"
     draws = [values for values in map(drawn, kernels) if values]
     assert len(set(draws)) == len(draws) >= 9
 

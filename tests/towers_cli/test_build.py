@@ -1,8 +1,10 @@
 """How TensorFlow's runtime starts, whatever a `keras.json` says."""
 
 import sys
+from types import SimpleNamespace
 
 import forked
+import numpy as np
 import photos
 import pytest
 import scripts
@@ -46,10 +48,16 @@ def test_other_workers_read_images_once_the_chief_has(tmp_path):
     assert build.load_data(chosen, Other())[0].class_names == ("ant", "bee", "cow")
 
 
-@pytest.mark.parametrize("optimizer, losses", [("sgd", 2), ("adamw", 0)])
-def test_weights_decay_in_the_loss_or_in_the_optimizer(optimizer, losses):
-    chosen = settings.TrainSettings(optimizer=optimizer, weight_decay=0.1)
-    assert len(build.build_network(chosen, (24, 24, 3), 10).losses) == losses
+@pytest.mark.parametrize("optimizer, losses, one_hot", [("sgd", 2, False), ("adamw", 0, True)])
+def test_weights_decay_in_the_loss_of_logits_or_in_the_optimizer(optimizer, losses, one_hot):
+    chosen = settings.TrainSettings(optimizer=optimizer, weight_decay=0.1, label_smoothing=0.5)
+    images, prepared = SimpleNamespace(class_names="abc"), SimpleNamespace(output_shape=(24, 24, 3))
+    model = build.build_model(chosen, images, prepared, "/CPU:0", one_hot)
+    assert len(model.losses) == losses
+    shares = [1 / 6, 1 / 6, 2 / 3] if one_hot else [0, 0, 1]
+    labels = tf.constant([[0, 0, 1]] if one_hot else [2])
+    expected = -np.sum(shares * np.log(np.exp([1, 2, 3]) / np.exp([1, 2, 3]).sum()))
+    assert float(model.loss(labels, tf.constant([[1.0, 2, 3]]))) == pytest.approx(expected)
 
 
 def test_a_run_has_the_callbacks_that_it_needs():

@@ -44,9 +44,12 @@ def test_help_is_of_every_flag(command, name):
     done = command(f"{name}.py", "--train_dir=runs/a", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80
+    text = "".join(done.stdout.split())
     for field in dataclasses.fields(scripts.COMMANDS[name][1]):
         assert f"  --{field.name}: " in done.stdout or f"  --[no]{field.name}: " in done.stdout
-        assert "".join(settings.described(field).split()) in "".join(done.stdout.split())
+        assert "".join(settings.described(field).split()) in text
+        default = f"(default:'{field.default}')".lower()
+        assert field.default in (None, ()) or default in text.lower()
 
 
 @pytest.mark.parametrize(("flag", "code"), [("--dry_run", 141), ("--help", -signal.SIGPIPE)])

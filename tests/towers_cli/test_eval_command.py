@@ -20,13 +20,9 @@ KEYS = ["step", "epoch", "checkpoint", "split", "data_sha256", "test_time_flip",
 
 TRAINING = (
     "--model=fastnet",  # of the lighter networks the one that learns something in so few steps
-    "--max_steps=40",
-    "--checkpoint_every_steps=20",
-    "--num_towers=2",
-    "--learning_rate=0.02",
-    "--momentum=0.9",
-    "--moving_average_decay=0.5",
-)
+    "--max_steps=40", "--checkpoint_every_steps=20", "--num_towers=2", "--learning_rate=0.02",
+    "--momentum=0.9", "--moving_average_decay=0.5",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

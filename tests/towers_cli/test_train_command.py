@@ -25,14 +25,9 @@ TRAINING_KEYS = {
 NUM_TRAIN = 5000  # of `shapes`
 
 WHOLE_RUN = (
-    "--num_towers=2",
-    "--microbatch_size=6",
-    "--max_steps=7",
-    "--checkpoint_every_steps=2",
-    "--checkpoints_to_keep=2",
-    "--summary_every_steps=3",
-    "--moving_average_decay=0.5",
-)
+    "--num_towers=2", "--microbatch_size=6", "--max_steps=7", "--checkpoint_every_steps=2",
+    "--checkpoints_to_keep=2", "--summary_every_steps=3", "--moving_average_decay=0.5",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -20,14 +20,9 @@ STOPS_WITHIN_SECONDS = 25  # as docs/workers.md says
 DEATHS = int(os.environ.get("TOWERS_TEST_DEATHS", 5))
 
 FLAGS = (  # 40 steps in four microbatches
-    "--global_batch_size=32",
-    "--microbatch_size=8",
-    "--momentum=0.9",
-    "--log_every_steps=5",
-    "--checkpoint_every_steps=10",
-    "--verify_every_steps=20",
-    "--max_steps=40",
-)
+    "--global_batch_size=32", "--microbatch_size=8", "--momentum=0.9", "--log_every_steps=5",
+    "--checkpoint_every_steps=10", "--verify_every_steps=20", "--max_steps=40",
+)  # fmt: skip
 
 
 def start(workers, index: int, folder, *more: str):
