@@ -6,7 +6,7 @@ import pretend_gpu
 import pytest
 import tensorflow as tf
 
-from towers import conditions, machine
+from towers import conditions, machine, shares
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,11 @@ def test_available_cores_are_those_of_the_process():
         assert machine.available_cores() == 1
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+def test_towers_on_cpus_share_the_cores_and_one_on_a_gpu_takes_all_at_once(monkeypatch):
+    monkeypatch.setattr(machine, "available_cores", lambda: 8)
+    assert [shares.at_once([f"/{kind}:0"] * 3) for kind in ("CPU", "GPU")] == [3, None]
 
 
 @pytest.mark.parametrize(

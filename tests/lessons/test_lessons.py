@@ -30,41 +30,26 @@ SHORT = {
     "averaging": {"steps": 4, "epochs": 1, "examples": 640, "seeds": (0, 1)},
     "batch_norm": {"examples": 6_000, "to_estimate": 1_000},
     "batch_size": {
-        "accuracy": 0.50,
-        "at_most": 40_000,
-        "rates": {32: (0.1,), 128: (0.2,), 1024: (0.4,)},
-        "steps_before_noise": 500,
-        "gap": {"examples": 300, "loss": 1.5, "at_most": 60_000},
+        "accuracy": 0.50, "at_most": 40_000, "rates": {32: (0.1,), 128: (0.2,), 1024: (0.4,)},
+        "steps_before_noise": 500, "gap": {"examples": 300, "loss": 1.5, "at_most": 60_000},
     },
     "elastic_averaging": {
-        "workers": 4,
-        "rate": 0.2,
-        "time": 400.0,
-        "pulls": (0, 0.2, 1),
-        "periods": (1, 8),
-        "seeds": (0,),
-        "etas": (0.2, 1.4),
+        "workers": 4, "rate": 0.2, "time": 400.0, "pulls": (0, 0.2, 1),
+        "periods": (1, 8), "seeds": (0,), "etas": (0.2, 1.4),
     },
     "final_model": {"examples": 10_000},
     "graph": {"network": data.small_cifarnet, "steps": 5},
     "memory": {"steps": 60, "processes": False},
     "scaling": {"towers": (1, 4, 16), "rules": ("fixed", "linear"), "accuracy": 0.60},
     "synchronous_or_not": {
-        "workers": 4,
-        "accuracy": 0.25,
-        "at_most": 900.0,
-        "rates": {
-            "synchronous": (0.2,),
-            "backup_workers": (0.2,),
-            "asynchronous": (0.05,),
-            "local_sgd": (0.2,),
-        },
+        "workers": 4, "accuracy": 0.25, "at_most": 900.0, "seeds": (0,),
+        "rates": {"synchronous": (0.2,), "backup_workers": (0.2,),
+                  "asynchronous": (0.05,), "local_sgd": (0.2,)},
         "settings": ("equal workers", "one straggler", "slow messages"),
-        "seeds": (0,),
     },
     "train_and_test_loss": {"examples": 500, "epochs": 50, "between": 10},
     "where_time_goes": {"turns": 1, "profiles": 2, "steps": 4, "processes": False},
-}
+}  # fmt: skip
 LONG = SHORT.keys() - {"final_model", "graph"}
 NAMES = [pytest.param(name, marks=pytest.mark.long if name in LONG else []) for name in every.NAMES]
 

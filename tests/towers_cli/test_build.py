@@ -10,7 +10,7 @@ import pytest
 import scripts
 import tensorflow as tf
 
-from towers import worker
+from towers import networks, worker
 from towers_cli import build, settings
 
 
@@ -48,16 +48,30 @@ def test_other_workers_read_images_once_the_chief_has(tmp_path):
     assert build.load_data(chosen, Other())[0].class_names == ("ant", "bee", "cow")
 
 
-@pytest.mark.parametrize("optimizer, losses, one_hot", [("sgd", 2, False), ("adamw", 0, True)])
-def test_weights_decay_in_the_loss_of_logits_or_in_the_optimizer(optimizer, losses, one_hot):
-    chosen = settings.TrainSettings(optimizer=optimizer, weight_decay=0.1, label_smoothing=0.5)
+SGD = {"momentum": 0.5, "nesterov": True, "global_clipnorm": 2.0, "weight_decay": None}
+
+
+@pytest.mark.parametrize(
+    "flags, config, losses, labels",
+    [
+        ("--optimizer=sgd --momentum=0.5 --nesterov --clip_norm=2", SGD, 2, 2),
+        ("--optimizer=adamw --label_smoothing=0.5", {"weight_decay": 0.1}, 0, [0, 0, 1]),
+    ],
+)
+def test_flags_reach_weights_optimizer_loss_and_metrics(flags, config, losses, labels):
+    """Weights decay in the loss, or in the optimizer; and the loss is of logits."""
+    chosen = scripts.settings_of("--seed=5", "--weight_decay=0.1", *flags.split())
     images, prepared = SimpleNamespace(class_names="abc"), SimpleNamespace(output_shape=(24, 24, 3))
-    model = build.build_model(chosen, images, prepared, "/CPU:0", one_hot)
-    assert len(model.losses) == losses
-    shares = [1 / 6, 1 / 6, 2 / 3] if one_hot else [0, 0, 1]
-    labels = tf.constant([[0, 0, 1]] if one_hot else [2])
-    expected = -np.sum(shares * np.log(np.exp([1, 2, 3]) / np.exp([1, 2, 3]).sum()))
-    assert float(model.loss(labels, tf.constant([[1.0, 2, 3]]))) == pytest.approx(expected)
+    model = build.build_model(chosen, images, prepared, "/CPU:0", labels != 2)
+    drawn = networks.build("cifarnet", (24, 24, 3), 3, seed=5)
+    np.testing.assert_equal(model.get_weights(), drawn.get_weights())
+    assert len(model.losses) == losses and config.items() <= model.optimizer.get_config().items()
+    labels, logits = tf.constant([labels]), tf.constant([[1.0, 2, 3]])
+    logs = -np.log(np.exp([1, 2, 3]) / np.exp([1, 2, 3]).sum())
+    smoothed = np.dot([0, 0, 1] if losses else [1 / 6, 1 / 6, 2 / 3], logs)
+    assert float(model.loss(labels, logits)) == pytest.approx(smoothed)
+    for metric, value in zip(build.make_metrics(3, not losses), [1, 1, logs[2]], strict=True):
+        assert float(metric(labels, logits)) == pytest.approx(value)
 
 
 def test_a_run_has_the_callbacks_that_it_needs():
