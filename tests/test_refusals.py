@@ -9,6 +9,9 @@ import tensorflow as tf
 from keras import layers, ops
 
 import towers
+from towers import gradients, networks
+from towers.networks import fusing, optimizers
+from towers.networks.layers import FusedBatchNormalization
 
 X = np.random.default_rng(0).normal(size=(40, 8)).astype("float32")
 Y = X[:, :3].argmax(axis=1)
@@ -248,19 +251,34 @@ def test_refuses_draws_in_prediction():
 @pytest.mark.parametrize(
     "arguments, name",
     [
-        ({"towers": 0}, "num_towers|towers"),
-        ({"towers": 1.5}, "towers"),
-        ({"towers": []}, "towers"),
-        ({"towers": ["/CPU:99"]}, "CPU:99"),
-        ({"microbatch_size": 0}, "microbatch_size"),
-        ({"microbatch_size": True}, "microbatch_size"),
-        ({"joined_loss": 1}, "joined_loss"),
+        ({"towers": 0}, "num_towers|towers"), ({"towers": 1.5}, "towers"), ({"towers": []}, "towers"),
+        ({"towers": ["/CPU:99"]}, "CPU:99"), ({"microbatch_size": 0}, "microbatch_size"),
+        ({"microbatch_size": True}, "microbatch_size"), ({"joined_loss": 1}, "joined_loss"),
         ({"model": lambda x: x}, "keras.Model"),
     ],
-)
+)  # fmt: skip
 def test_refuses_arguments_by_name(arguments, name):
     with pytest.raises((TypeError, ValueError), match=name):
         towers.distribute(**{"model": of()} | arguments)
+
+
+@pytest.mark.parametrize(
+    "name, call",
+    [
+        ("'lenet'", lambda: networks.build("lenet", (8, 8, 3), 2)),
+        ("'int8'", lambda: networks.build("resnet", (8, 8, 3), 2, compute_dtype="int8")),
+        (r"\[0, 8, 3\]", lambda: networks.build("resnet", (0, 8, 3), 2)),
+        ("not built", lambda: fusing.fused(keras.Sequential([layers.Dense(2)]))),
+        ("mask", lambda: FusedBatchNormalization()(tf.ones((2, 2, 2, 2)), mask=tf.ones((2, 2)))),
+        ("'sgdm'", lambda: optimizers.make("sgdm")),
+        ("compile", lambda: towers.Run("runs/none", of())),
+        (r"runs/a\*", lambda: towers.Run("runs/a*", of())),
+        ("nothing", lambda: gradients.pairwise_tree([], tf.add)),
+    ],
+)
+def test_refuses_values_by_name(name, call):
+    with pytest.raises(ValueError, match=name):
+        call()
 
 
 @pytest.mark.parametrize(

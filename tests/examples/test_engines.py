@@ -87,16 +87,11 @@ open({str(tmp_path)!r} + "/said-" + os.environ["SLURM_PROCID"], "w").write(said)
     @pytest.mark.parametrize(
         ("codes", "restarts", "code", "is_requeued"),
         [
-            ((138, 137), 0, 0, True),
-            ((0, 137), 0, 0, True),
-            ((138, 137), 20, 138, False),
-            ((0, 2), 0, 2, False),
-            ((143, 143), 0, 143, False),
-            ((139, 2), 0, 2, False),
-            ((134, 138), 0, 0, True),
-            ((138, 130), 0, 143, False),
+            ((138, 137), 0, 0, True), ((0, 137), 0, 0, True), ((134, 138), 0, 0, True),
+            ((138, 137), 20, 138, False), ((0, 2), 0, 2, False), ((139, 2), 0, 2, False),
+            ((143, 143), 0, 143, False), ((138, 130), 0, 143, False),
         ],
-    )
+    )  # fmt: skip
     def test_the_job_is_started_again_where_a_worker_died(
         self, submitted, codes, restarts, code, is_requeued
     ):

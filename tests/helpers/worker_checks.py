@@ -101,6 +101,7 @@ KINDS = {
     "sparse gradients": lambda w, n=1: train(
         w, embedding(), n, optimizer=keras.optimizers.Adam(0.01), batch=UNEVEN
     ),
+    "sparse gradients of whole batches": lambda w, n=1: train(w, embedding(), n),
     "joined loss": lambda w, n=1: train(w, toys.classifier(w.index), n, loss=joined, batch=UNEVEN),
     "joined loss of texts": lambda w, n=1: texts(w, n),
     "draws and statistics": lambda w, n=1: train(w, drawing(), n, batch=UNEVEN),
@@ -115,7 +116,11 @@ KINDS = {
     ),  # fmt: skip
     "resnet in bfloat16": lambda w, n=1: train(w, toys.small_resnet(dtype="bfloat16"), n),
 }
-SOME = ("sparse gradients", "joined loss of texts")  # and cifarnet on several towers
+SOME = (
+    "sparse gradients",
+    "sparse gradients of whole batches",
+    "joined loss of texts",
+)  # and cifarnet on several towers
 
 
 def models(workers) -> dict:

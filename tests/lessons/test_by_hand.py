@@ -215,19 +215,6 @@ class TestBatchSize:
         whole = np.sum(gradient(weights, images, labels) ** 2)
         np.testing.assert_allclose(result, [np.mean(of_parts), whole], rtol=1e-4)
 
-    @pytest.mark.long
-    def test_every_batch_is_raced_with_every_seed(self):
-        """An accuracy of 0 is reached by the first three evaluations, a loss of 99 in one epoch."""
-        result = batch_size.run(
-            SHAPES, accuracy=0.0, at_most=6_200, rates={500: (0.1, 0.2)}, turns=1,
-            steps_before_noise=3, gap={"examples": 300, "loss": 99, "at_most": 1_024}, seeds=(0, 1),
-        ).numbers  # fmt: skip
-        assert result["of_seeds"] == {500: [4_000.0] * 2}
-        assert [*result["noise_scale"]] == [0, 64, 192]
-        stopped = {batch: [run.examples for run in of] for batch, of in result["stopped"].items()}
-        assert stopped == {32: [288, 288], 1_024: [1_024, 1_024]}
-        assert result["images_per_second"].keys() == {500}
-
     def test_the_tables(self):
         half, all_right = np.arange(400) < 200, np.ones(400)
         stopped = {8: [batch_size.Stopped(10, 0.5, half)] * 2}
@@ -334,14 +321,6 @@ class TestMemory:
 
 
 class TestScaling:
-    @pytest.mark.long
-    def test_every_rule_is_raced_at_every_number_of_towers(self):
-        sizes = {"towers": (1, 2), "rules": ("fixed", "linear"), "seeds": (0,)}
-        result = scaling.run(SHAPES, accuracy=0.0, at_most=6_200, **sizes).numbers["examples"]
-        assert result == {rule: {1: 4_032.0, 2: 4_096.0} for rule in ("fixed", "linear")}
-        rows = scaling.run(SHAPES, accuracy=1.1, at_most=2_048, **sizes).rows
-        assert rows == [[rule, "not reached", "not reached"] for rule in ("fixed", "linear")]
-
     def test_rates_of_rules(self):
         entry = scaling.entry
         assert entry("linear with warm-up", 4, 2) == race.Entry(128, 0.2, 3_000, 0.25, seed=2)

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import shutil
 import signal
 import sys
 import types
@@ -159,13 +160,14 @@ class OfEpochs(keras.callbacks.Callback):
     """Notes the losses of each epoch's steps, and begins anew with each."""
 
     def on_train_begin(self, logs=None):
-        self.all = []
+        self.all, self.count = [], np.zeros(2)
 
     def on_epoch_begin(self, epoch, logs=None):
         self.of_epoch = []
 
     def on_train_batch_end(self, batch, logs=None):
         self.of_epoch.append([batch, float(logs["loss"])])
+        self.count = self.count + [1, 2]
 
     def on_epoch_end(self, epoch, logs=None):
         self.all.append(self.of_epoch)
@@ -188,7 +190,8 @@ def test_callbacks_of_a_resumed_run_go_on_as_if_nothing_had_happened(tmp_path):
             run, done = fit(
                 tmp_path / name, epochs=5, callbacks=callbacks, checkpoint_every_steps=1
             )
-            ends[name] = run.state.sha256(), done.history, own.all, log.read_text()
+            notes = own.all, own.count.tolist()
+            ends[name] = run.state.sha256(), done.history, notes, log.read_text()
     assert ends["failed"] == ends["whole"]
     assert len(own.all) == 3  # stopped early
 
@@ -225,6 +228,15 @@ def test_what_ends_a_run_at_the_edge_of_an_epoch_costs_nothing(kind, halts, tmp_
             run, done = fit(tmp_path / name, callbacks=[halved, Fault(fault, halts)])
             ends[name] = run.state.sha256(), done.history
     assert ends["ended"] == ends["whole"]
+
+
+def test_a_run_past_its_end_or_without_its_checkpoints_is_refused(tmp_path):
+    fit(tmp_path / "run")
+    with pytest.raises(run_errors.TrainingError, match="step 7, .* 4;"):
+        fit(tmp_path / "run", epochs=1)
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    with pytest.raises(checkpoints.CheckpointError, match="step 7"):
+        fit(tmp_path / "run")
 
 
 def test_a_run_that_a_callback_has_stopped_is_complete(tmp_path):

@@ -51,6 +51,7 @@ CONTRADICTORY = {  # and the flag that is named first
     "--nesterov": "nesterov",
     "--optimizer=rmsprop --momentum=0.9 --nesterov": "nesterov",
     "--mixup_alpha=0.2 --global_batch_size=3": "global_batch_size",
+    "--dataset=shapes --global_batch_size=5001": "global_batch_size",
     "--init_from=runs/lr?": "init_from",
     "--train_dir=runs/[a]": "train_dir",
     "--train_dir=runs/a\\b": "train_dir",
@@ -58,17 +59,11 @@ CONTRADICTORY = {  # and the flag that is named first
 }
 
 NOT_A_FLAG = {
-    "--data_di=1": "data_dir",
-    "--z\x1bz": r"z\x1bz",
-    "--nonesterov=1": "nonesterov",
-    "--seed": "seed",
-    f"--{'x' * 10_000}": "flag",
-    "--flagfile=none": "none",
-    "--flagfile=/": "/",
-    f"--flagfile={sys.executable}": "--flagfile",
-    "--flagfile": "--flagfile",
+    "--data_di=1": "data_dir", "--z\x1bz": r"z\x1bz", "--nonesterov=1": "nonesterov",
+    "--seed": "seed", f"--{'x' * 10_000}": "flag", "--flagfile=none": "none", "--flagfile=/": "/",
+    f"--flagfile={sys.executable}": "--flagfile", "--flagfile": "--flagfile",
     "runs/mine": "runs/mine",
-}
+}  # fmt: skip
 
 NOT_A_DATA_SET = [
     *("cifar1O", "x" * 101, "", "/etc", "cifar10/../../etc", "cifar10:../1.0.0"),

@@ -76,14 +76,10 @@ def test_output_has_the_index_before_each_line(launched):
 @pytest.mark.parametrize(
     ("codes", "flags", "expected"),
     [
-        ((0, 7), [], 7),
-        ((138, -9), [], 137),
-        ((138, -11), [], 139),
-        ((-11, 2), [], 2),
-        ((138, 1), ["--restarts=5"], 1),  # an error that would come back
-        ((138, 2), ["--restarts=5"], 2),
+        ((0, 7), [], 7), ((138, -9), [], 137), ((138, -11), [], 139), ((-11, 2), [], 2),
+        ((138, 1), ["--restarts=5"], 1), ((138, 2), ["--restarts=5"], 2),  # it would come back
     ],
-)
+)  # fmt: skip
 def test_the_exit_code_is_the_one_that_says_most(launched, tmp_path, codes, flags, expected):
     program = f"""
     code = {codes}[index]
@@ -146,14 +142,11 @@ def test_a_reader_that_goes_away_ends_the_workers_for_good(start, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--workers=0", "train.py"], "--workers=0"),
-        (["--workers=x", "train.py"], "--workers: "),
-        (["--workers=2", "no_such.py"], "no_such.py"),
-        (["--workers=2"], "script"),
-        (["train.py"], "--workers"),
-        (["--workers=2", "--restarts=-1", "a.py"], "--restarts=-1"),
+        (["--workers=0", "train.py"], "--workers=0"), (["--workers=x", "train.py"], "--workers: "),
+        (["--workers=2", "no_such.py"], "no_such.py"), (["--workers=2"], "script"),
+        (["--workers=2", "--restarts=-1", "a.py"], "--restarts=-1"), (["train.py"], "--workers"),
     ],
-)
+)  # fmt: skip
 def test_wrong_arguments(arguments, problem, capsys):
     with pytest.raises(SystemExit) as ended:
         launch.main(arguments)
