@@ -251,7 +251,7 @@ def test_refuses_draws_in_prediction():
 @pytest.mark.parametrize(
     "arguments, name",
     [
-        ({"towers": 0}, "num_towers|towers"), ({"towers": 1.5}, "towers"), ({"towers": []}, "towers"),
+        ({"towers": 0}, "num_towers|towers"), ({"towers": []}, "towers"), ({"towers": 1.5}, "1.5"),
         ({"towers": ["/CPU:99"]}, "CPU:99"), ({"microbatch_size": 0}, "microbatch_size"),
         ({"microbatch_size": True}, "microbatch_size"), ({"joined_loss": 1}, "joined_loss"),
         ({"model": lambda x: x}, "keras.Model"),

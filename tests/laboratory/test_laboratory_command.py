@@ -78,6 +78,37 @@ def test_flags_reach_the_simulation(shapes):
     assert run.weights == expected.weights
 
 
+class Right(problems.Parabola):
+    """Which is right the more, the nearer it is; its model is a text."""
+
+    def evaluate(self, weights):
+        return super().evaluate(weights)._replace(accuracy=float(1 - abs(weights[0])))
+
+    def assign(self, weights):
+        return types.SimpleNamespace(save=lambda path: path.write_text("model"))
+
+
+def test_rules_are_compared_at_their_best_rates(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "make_problem", lambda options: (Right(), "a parabola"))
+    flags = ["--rule=synchronous,easgd,synchronous", "--rates=0.5,0.25,4", "--workers=2"]
+    flags += ["--time=20", "--period=2", f"--out={tmp_path}", "--export"]
+    assert command.main(["compare", *flags]) == 0
+    settings, runs = json.loads((tmp_path / "compare/runs.json").read_text()).values()
+    asked = {"workers": 2, "time": 20, "period": 2, "rates": [0.5, 0.25, 4]}
+    assert (
+        asked | {"rules": ["synchronous", "easgd"], "data": "a parabola"}
+    ).items() <= settings.items()
+    assert not {"out", "data_dir", "compare", "rule", "export"} & settings.keys()
+    files = [f"{rule}.keras" for rule in settings["rules"]]
+    assert [(run["rule"], run["rate"], run["file"]) for run in runs] == [
+        (rule, 0.5, file) for rule, file in zip(settings["rules"], files, strict=True)
+    ]
+    shown = capsys.readouterr().out
+    for name in ("plot.png", "timeline.html", *files):
+        assert (tmp_path / "compare" / name).stat().st_size and f"compare/{name}" in shown
+    assert "| synchronous | 0.5 " in shown
+
+
 def test_only_a_run_with_updates_has_a_model(tmp_path, capsys):
     saved = types.SimpleNamespace(save=lambda path: path.write_text("model"))
     problem = types.SimpleNamespace(assign=lambda weights: saved)

@@ -36,21 +36,11 @@ MAY_CHANGE = {
 }
 # tensorflow/models tutorials/image/cifar10: cifar10.py and cifar10_multi_gpu_train.py.
 TUTORIAL = {
-    "dataset": "cifar10",
-    "model": "cifarnet",
-    "global_batch_size": 128,
-    "learning_rate": 0.1,
-    "learning_rate_schedule": "exponential",
-    "epochs_per_decay": 350.0,
-    "decay_factor": 0.1,
-    "warmup_epochs": 0.0,
-    "optimizer": "sgd",
-    "momentum": 0.0,
-    "moving_average_decay": 0.9999,
-    "clip_norm": 0.0,
-    "compute_dtype": "float32",
-    "microbatch_size": None,
-}
+    "dataset": "cifar10", "model": "cifarnet", "global_batch_size": 128, "learning_rate": 0.1,
+    "learning_rate_schedule": "exponential", "epochs_per_decay": 350.0, "decay_factor": 0.1,
+    "warmup_epochs": 0.0, "optimizer": "sgd", "momentum": 0.0, "moving_average_decay": 0.9999,
+    "clip_norm": 0.0, "compute_dtype": "float32", "microbatch_size": None,
+}  # fmt: skip
 
 
 def test_choices_are_those_of_the_package():
