@@ -101,6 +101,7 @@ def test_layers_compute_in_the_type_and_begin_the_same_each_time(built, name):
     again = networks.build(name, shape, classes, compute_dtype="bfloat16")
     np.testing.assert_equal(again.get_weights(), built[name].get_weights())
     assert {layer.compute_dtype for layer in again.layers[1:]} == {"bfloat16"}
+    assert [one.name for one in again.layers] == [one.name for one in built[name].layers]
     assert "Custom>" not in again.to_json()
 
 
