@@ -366,7 +366,7 @@ like_the_shortest("a_loss_that_reads_a_kernel", reading_a_kernel)
 like_the_shortest("summed_loss", lambda: reduced("sum"))
 like_the_shortest("mean_over_weights", lambda: reduced("mean_with_sample_weight"))
 like_the_shortest("an_output_with_a_mask", masked)
-like_the_shortest("distillation", lambda: {"model": Distilled()})
+like_the_shortest("distillation", lambda: {"model": Distilled(), "evaluated": True})
 
 
 # Metrics

@@ -115,6 +115,8 @@ class TestDraws:
         assert abs(chosen.mean() - 0.5) < 0.02
         assert top.min() >= 0 and left.min() >= 0
         assert (top + height).max() == 20 and (left + width).max() == 30
+        middles = np.mean([2 * top + height, 2 * left + width], axis=1, where=chosen)
+        np.testing.assert_allclose(middles, [20, 30], atol=0.2)
         part = (height * width / 600)[chosen]
         assert 0.01 < part.min() < 0.03 and 0.32 < part.max() < 0.36  # whole pixels
         # By the formula: the mean area, where nothing is cut off, is the middle of the range.
