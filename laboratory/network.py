@@ -51,7 +51,6 @@ class Network:
         )  # [weights]
         self._pass = microbatch.Microbatch(self.model, training=True, jit_compile=False)
         self._seed = seed
-        self._all = images
         self._images = tf.constant(images.train.images)
         self._labels = tf.constant(images.train.labels, tf.int32)
         self._preprocess = preprocess.for_images(
@@ -60,10 +59,6 @@ class Network:
         self._test = list(images.test_batches().take(test_batches))
         self._gradient = tf.function(self._build_gradient, autograph=False)
         self._sums = tf.function(self._build_sums, autograph=False)
-
-    def batches(self, count: int) -> tf.data.Dataset:
-        """The first batches of the sequence, (images, labels)."""
-        return self._all.training_batches(self.batch, count, seed=self._seed, distorted=False)
 
     def gradient(self, weights: np.ndarray, number: int) -> np.ndarray:
         """Of batch `number` of the one sequence that all workers draw from, [weights]."""

@@ -132,7 +132,9 @@ def test_a_layer_that_draws_in_evaluation_draws_for_each_example(evaluate):
         model.evaluate(examples, examples, verbose=0)
         drawn = np.concatenate(seen)
     else:
-        drawn = model.predict(examples, verbose=0)
+        drawn, function = model.predict(examples, verbose=0), model.predict_function
+        model.predict(examples, verbose=0)
+        assert model.predict_function is function
     assert drawn.shape == (400, 1) and len(np.unique(drawn)) > 395
     assert abs(drawn.mean()) < 0.15 and 0.8 < drawn.std() < 1.2
 

@@ -23,7 +23,8 @@ def test_options_reach_the_optimizer():
     sgd = optimizers.make("sgd", momentum=0.5, nesterov=True, clip_norm=2.0)
     assert (sgd.momentum, sgd.nesterov, sgd.global_clipnorm) == (0.5, True, 2.0)
     assert optimizers.make("rmsprop", momentum=0.25).momentum == 0.25
-    assert optimizers.make("sgd").global_clipnorm is None
+    plain = optimizers.make("sgd")
+    assert (plain.momentum, plain.nesterov, plain.global_clipnorm) == (0.0, False, None)
     there = optimizers.make("sgd", parameter_device="/CPU:1").iterations.value.device
     assert there.endswith("CPU:1")
 

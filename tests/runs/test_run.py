@@ -96,11 +96,11 @@ def fit(folder, model=None, epochs=2, callbacks=(), **given):
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])
-def test_is_what_keras_s_fit_is(is_weighted, tmp_path):
+def test_is_what_keras_s_fit_is(is_weighted, tmp_path, capfd):
     """Weights, evaluations now and then, and an optimizer that has averages at the end."""
     x, y = (part[:192] for part in fit_program.data())  # three batches
     weight = np.linspace(0.1, 2, 192)
-    told = {"batch_size": 64, "epochs": 3, "verbose": 0, "validation_freq": 2}
+    told = {"batch_size": 64, "epochs": 3, "verbose": int(is_weighted), "validation_freq": 2}
     validation = (x[:70], y[:70], weight[:70])[: 2 + is_weighted]
     batches = [(x[:64], y[:64]), (x[64:70], y[64:70])]  # a list of them is evaluated, too
     model, plain = (
@@ -111,6 +111,7 @@ def test_is_what_keras_s_fit_is(is_weighted, tmp_path):
     done = run.fit(source, validation_data=other, **told)
     told |= {"sample_weight": weight, "shuffle": False, "validation_data": validation}
     assert done.history == plain.fit(x, y, **told).history
+    assert capfd.readouterr().out.count("Epoch 1/3\n") == 2 * is_weighted
     for weight, other in zip(model.weights, plain.weights, strict=True):
         np.testing.assert_array_equal(weight.numpy(), other.numpy())
     loaded = keras.saving.load_model(tmp_path / "run" / "final_model.keras")

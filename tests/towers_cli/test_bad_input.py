@@ -34,11 +34,8 @@ each_flag = pytest.mark.parametrize(
 )
 
 BOUNDS = {
-    "at least": operator.ge,
-    "above": operator.gt,
-    "at most": operator.le,
-    "below": operator.lt,
-}
+    "at least": operator.ge, "above": operator.gt, "at most": operator.le, "below": operator.lt,
+}  # fmt: skip
 
 CONTRADICTORY = {  # and the flag that is named first
     "--learning_rate_schedule=piecewise": "decay_epochs",

@@ -66,6 +66,10 @@ def test_flags_reach_weights_optimizer_loss_and_metrics(flags, config, losses, l
     drawn = networks.build("cifarnet", (24, 24, 3), 3, seed=5)
     np.testing.assert_equal(model.get_weights(), drawn.get_weights())
     assert len(model.losses) == losses and config.items() <= model.optimizer.get_config().items()
+    model.optimizer.learning_rate = 1.0
+    model.optimizer.apply([*map(tf.zeros_like, model.weights)], model.weights)
+    pairs = zip(model.get_weights(), drawn.get_weights(), strict=True)
+    assert sum((after != before).all() for after, before in pairs) == 2 - losses  # hidden kernels
     labels, logits = tf.constant([labels]), tf.constant([[1.0, 2, 3]])
     logs = -np.log(np.exp([1, 2, 3]) / np.exp([1, 2, 3]).sum())
     smoothed = np.dot([0, 0, 1] if losses else [1 / 6, 1 / 6, 2 / 3], logs)

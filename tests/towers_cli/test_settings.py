@@ -18,13 +18,10 @@ from towers_cli import settings
 
 NAMES = {field.name for field in dataclasses.fields(settings.TrainSettings)}
 REGISTRIES = {
-    "model": networks.NETWORKS,
-    "compute_dtype": networks.DTYPE_POLICIES,
-    "learning_rate_schedule": schedules.SCHEDULES,
-    "optimizer": optimizers.OPTIMIZERS,
-    "preprocessing": preprocess._BY_NAME,
-    "augment": augment.NAMES,
-}
+    "model": networks.NETWORKS, "compute_dtype": networks.DTYPE_POLICIES,
+    "learning_rate_schedule": schedules.SCHEDULES, "optimizer": optimizers.OPTIMIZERS,
+    "preprocessing": preprocess._BY_NAME, "augment": augment.NAMES,
+}  # fmt: skip
 # Where the work is done, when it is reported and when it ends.
 MAY_CHANGE = {
     *("train_dir", "data_dir", "recipe", "dry_run"),
