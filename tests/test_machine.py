@@ -14,14 +14,12 @@ from towers import conditions, machine, shares
     [
         ({"cpu.max": "250000 100000", "memory.max": "4000"}, 2, 4000),
         ({"cpu.max": "50000 100000", "memory.max": "max"}, 1, None),
-        ({"cpu.max": "max 100000"}, None, None),
-        ({"cpu.max": "", "memory.max": ""}, None, None),
+        ({"cpu.max": "max 100000"}, None, None), ({"cpu.max": "", "memory.max": ""}, None, None),
         ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4, None),
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None, None),
-        ({"memory/memory.limit_in_bytes": "4000"}, None, 4000),
-        ({}, None, None),
+        ({"memory/memory.limit_in_bytes": "4000"}, None, 4000), ({}, None, None),
     ],
-)
+)  # fmt: skip
 def test_limits_are_those_of_the_control_group(tmp_path, monkeypatch, files, quota, memory):
     monkeypatch.setattr(machine, "CONTROL_GROUP", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8))

@@ -173,6 +173,7 @@ REFUSED = {  # by what the message must name
     "fixed batch size": (with_batch_size, "batch_size"),
     "tf.function": (lambda: of(Graph(name="peculiar")), "peculiar"),
     "stateful": (stateful, "is stateful"),
+    "an assigned kernel": (lambda: of(layers.SpectralNormalization(layers.Dense(4))), "kernel"),
     "synchronized": (lambda: of(layers.BatchNormalization(synchronized=True)), "synchronized"),
     "float8": (quantized, "peculiar"),
     "AugMix": (lambda: pictures(layers.AugMix(name="peculiar")), "AugMix"),

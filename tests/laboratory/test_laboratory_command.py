@@ -133,7 +133,6 @@ def test_without_arguments_it_lists_rules_with_formula_and_source(capsys):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--workers=4"], "--rule"),
         (["compare", "--rule=easgd,sync"], "sync: must be one of synchronous"),
         (["--rule=easgd", "--speeds=fast"], "fast: must be one of constant"),
         (["--rule=easgd", "--workers=2.5"], "2.5: must be a whole number"),
@@ -144,9 +143,9 @@ def test_without_arguments_it_lists_rules_with_formula_and_source(capsys):
         (["--rule=easgd", "--rates=1,2"], "--rates: only for compare"),
         (["compare", "--rates=0.1,fast"], "--rates: fast"),
         (["--rule=backup_workers", "--workers=4", "--backups=4"], "--backups=4: must be below"),
-        (["--rule=easgd", "--worker=4"], "--worker=4"),
+        (["--rule=easgd", "--worker=4"], "--worker=4"), (["--workers=4"], "--rule"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_flag_is_one_line_that_says_what_is_allowed(arguments, named, capsys):
     with pytest.raises(SystemExit) as ended:
         command.main(arguments)

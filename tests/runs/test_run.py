@@ -173,6 +173,9 @@ class OfEpochs(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         self.all.append(self.of_epoch)
 
+    def on_train_end(self, logs=None):
+        self.all.append("end")
+
 
 def test_callbacks_of_a_resumed_run_go_on_as_if_nothing_had_happened(tmp_path):
     """They do not do twice what they have done, and go on within an epoch."""
@@ -194,7 +197,7 @@ def test_callbacks_of_a_resumed_run_go_on_as_if_nothing_had_happened(tmp_path):
             notes = own.all, own.count.tolist()
             ends[name] = run.state.sha256(), done.history, notes, log.read_text()
     assert ends["failed"] == ends["whole"] and ends["whole"][-1].startswith("epoch,")
-    assert len(own.all) == 3  # stopped early
+    assert len(own.all) == 4 and own.all[-1] == "end"  # stopped early
 
 
 class Fault(run_callbacks.RunCallback):

@@ -39,21 +39,18 @@ BOUNDS = {
 
 CONTRADICTORY = {  # and the flag that is named first
     "--learning_rate_schedule=piecewise": "decay_epochs",
-    "--decay_epochs=82,123": "decay_epochs",
     "--learning_rate_schedule=piecewise --decay_epochs=123,82": "decay_epochs",
     "--learning_rate_schedule=piecewise --decay_epochs=0,82": "decay_epochs",
     "--learning_rate_schedule=piecewise --decay_epochs=82,x": "decay_epochs",
     "--learning_rate_schedule=linear --warmup_epochs=5 --train_epochs=5": "warmup_epochs",
-    "--optimizer=adam --momentum=0.9": "momentum",
-    "--nesterov": "nesterov",
+    "--optimizer=adam --momentum=0.9": "momentum", "--nesterov": "nesterov",
     "--optimizer=rmsprop --momentum=0.9 --nesterov": "nesterov",
     "--mixup_alpha=0.2 --global_batch_size=3": "global_batch_size",
     "--dataset=shapes --global_batch_size=5001": "global_batch_size",
-    "--init_from=runs/lr?": "init_from",
-    "--train_dir=runs/[a]": "train_dir",
-    "--train_dir=runs/a\\b": "train_dir",
+    "--decay_epochs=82,123": "decay_epochs", "--init_from=runs/lr?": "init_from",
+    "--train_dir=runs/[a]": "train_dir", "--train_dir=runs/a\\b": "train_dir",
     "--train_dir=gs://bucket/run": "train_dir",
-}
+}  # fmt: skip
 
 NOT_A_FLAG = {
     "--data_di=1": "data_dir", "--z\x1bz": r"z\x1bz", "--nonesterov=1": "nonesterov",

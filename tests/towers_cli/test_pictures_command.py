@@ -8,9 +8,11 @@ import types
 import photos
 import pytest
 import scripts
+import tensorflow as tf
 
 from input_pipeline import mixing
-from towers_cli import build, settings
+from towers import networks
+from towers_cli import build, own_model, settings
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +83,11 @@ def test_what_does_not_fit_is_said(folder, tmp_path, chosen, code, message):
     done = scripts.run("train", *flags(folder, tmp_path / "run", *chosen))
     assert done.returncode == code and message in done.stderr, done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_network_of_keras_applications_has_logits():
+    model = networks.build(own_model.network("MobileNetV3Small"), (32, 32, 3), 5)
+    assert abs(float(tf.reduce_sum(model(tf.ones((1, 32, 32, 3))))) - 1) > 0.01
 
 
 @pytest.mark.long
