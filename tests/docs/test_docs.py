@@ -113,15 +113,12 @@ def measured(name: str) -> list[dict]:
 @pytest.mark.parametrize(
     ("page", "name", "benchmark", "rows"),
     [
-        ("workers.md", "workers", workers, 12),
-        ("speed.md", "networks", networks, 18),
-        ("speed.md", "step_memory", step_memory, 7),
-        ("speed.md", "start", start, 7),
-        ("speed.md", "input", reading, 8),
-        ("fast.md", "time_to_accuracy", time_to_accuracy, 3),
+        ("workers.md", "workers", workers, 12), ("speed.md", "networks", networks, 18),
+        ("speed.md", "step_memory", step_memory, 7), ("speed.md", "start", start, 7),
+        ("speed.md", "input", reading, 8), ("fast.md", "time_to_accuracy", time_to_accuracy, 3),
         ("reliability.md", "bias_gradients", bias_gradients, 10),
     ],
-)
+)  # fmt: skip
 def test_tables_are_what_was_measured(page, name, benchmark, rows):
     shown = [row for row in measured(name) if name != "time_to_accuracy" or row["epoch"] > 11]
     table = [benchmark.HEAD, *map(benchmark.as_row, shown)]

@@ -71,6 +71,17 @@ def test_rectangles_are_torchvision_s():
     assert result.sum() == 0  # then the image stays as it is
 
 
+def test_shares_of_cutmix_are_those_of_rectangles_drawn_anywhere():
+    weights, *middles = np.random.default_rng(1).uniform(size=(3, 20_000))
+    area = 1.0
+    for middle, length in zip(middles, SHAPE[:2], strict=True):
+        halves = middle, 0.5 * np.sqrt(1 - weights)
+        at, reach = ((length * part).astype(int) for part in halves)
+        area *= (np.minimum(length, at + reach) - np.maximum(0, at - reach)) / length
+    shares = plan(mixing.Mixing(0.0, 1.0, CLASSES), 20_000)[0]
+    assert np.mean(shares) == pytest.approx(1 - np.mean(area), abs=0.01)
+
+
 def test_of_both_each_has_half_of_the_images():
     _, rows, _, weights = plan(EACH["both"], 4_000)
     is_mixup = weights < 1
@@ -83,13 +94,11 @@ def test_of_both_each_has_half_of_the_images():
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        ((0.05, 0.0, 3), "mixup_alpha=0.05"),
-        ((0.0, 101.0, 3), "cutmix_alpha=101.0"),
-        ((float("nan"), 0.0, 3), "mixup_alpha=nan"),
-        ((-1.0, 0.0, 3), "mixup_alpha=-1.0"),
+        ((0.05, 0.0, 3), "mixup_alpha=0.05"), ((0.0, 101.0, 3), "cutmix_alpha=101.0"),
+        ((float("nan"), 0.0, 3), "mixup_alpha=nan"), ((-1.0, 0.0, 3), "mixup_alpha=-1.0"),
         ((0.2, 0.0, 0), "num_classes=0"),
     ],
-)
+)  # fmt: skip
 def test_what_makes_no_sense_is_refused(arguments, names):
     with pytest.raises(ValueError, match=names):
         mixing.Mixing(*arguments)
@@ -99,13 +108,11 @@ def test_what_makes_no_sense_is_refused(arguments, names):
     ("pixels", "labels"),
     [
         (PIXELS[:7], LABELS[:7]),  # one has no neighbour
-        (PIXELS[:4], np.zeros(4, np.float32)),
-        (PIXELS[:4], np.zeros((4, 5), np.int32)),
-        (PIXELS[:4, 0], LABELS[:4]),
-        (PIXELS[:4, 0, 0], LABELS[:4]),
+        (PIXELS[:4], np.zeros(4, np.float32)), (PIXELS[:4], np.zeros((4, 5), np.int32)),
+        (PIXELS[:4, 0], LABELS[:4]), (PIXELS[:4, 0, 0], LABELS[:4]),
         *((PIXELS[:4], np.array([0, 1, label, 0])) for label in (-1, CLASSES, 2**32)),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_mixed_is_refused(pixels, labels):
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="mixup and CutMix"):
         EACH["mixup"](pixels, labels, draws(len(pixels)))
