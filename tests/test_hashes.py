@@ -11,5 +11,5 @@ def test_hash_is_of_values_types_shapes_and_order():
     result = [hashes.sha256(values) for values in different]
     assert len(set(result)) == len(result) and len(result[0]) == 64
     assert hashes.sha256([a[::-1][::-1], b.copy()]) == result[0]
-    of_all = [hashes.sha256_of_parts({"a": x, "b": y}) for x, y in ("12", "21", "11")]
-    assert len(set(of_all)) == 3 and len(of_all[0]) == 64
+    combined = [hashes.sha256_of_parts({"a": x, "b": y}) for x, y in ("12", "21", "11")]
+    assert len(set(combined)) == 3 and len(combined[0]) == 64

@@ -30,5 +30,5 @@ def test_has_these_pixels():
     pixels = [[252, 33, 136], [91, 126, 124]], [[134, 250, 175], [113, 69, 156]]
     np.testing.assert_allclose(images[:2, [16, 2], [16, 29]].astype(int), pixels, atol=1)
     edges = np.abs(np.diff(images.astype(int), axis=2)).mean((1, 2, 3))
-    of_classes = [13.97, 15.57, 14.24, 15.66, 13.70, 14.81, 14.68, 14.92, 17.62, 18.99]
-    np.testing.assert_allclose(np.bincount(labels, edges) / 100, of_classes, atol=0.01)
+    means = [13.97, 15.57, 14.24, 15.66, 13.70, 14.81, 14.68, 14.92, 17.62, 18.99]
+    np.testing.assert_allclose(np.bincount(labels, edges) / 100, means, atol=0.01)
