@@ -30,10 +30,10 @@ with command_line.without_notices():  # of TensorFlow's, which a fork does not p
 HELPERS = Path(__file__).parent
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(
+SERVER.set_forkserver_preload(  # forked is first: it imports towers before Keras
     ["forked", "input_pipeline.datasets", "input_pipeline.tfds_source", "tensorflow_datasets"]
     + [f"towers_cli.{name}" for name in ("build", "checkpoint_evaluator", "evaluate", "train")]
-)  # `forked` imports towers before Keras, which that sets up
+)
 
 
 class Popen(subprocess.Popen):

@@ -116,11 +116,8 @@ KINDS = {
     ),  # fmt: skip
     "resnet in bfloat16": lambda w, n=1: train(w, toys.small_resnet(dtype="bfloat16"), n),
 }
-SOME = (
-    "sparse gradients",
-    "sparse gradients of whole batches",
-    "joined loss of texts",
-)  # and cifarnet on several towers
+# By day; and cifarnet on several towers.
+SOME = ("sparse gradients", "sparse gradients of whole batches", "joined loss of texts")
 
 
 def models(workers) -> dict:

@@ -182,7 +182,8 @@ def test_callbacks_of_a_resumed_run_go_on_as_if_nothing_had_happened(tmp_path):
     ends = {}
     for name, step in (("whole", 0), ("failed", 6), ("failed", 0)):  # within an epoch
         log, own = tmp_path / f"{name}.csv", OfEpochs()
-        log.exists() or log.write_text("of another run")
+        if not log.exists():
+            log.write_text("of another run")
         callbacks = [
             keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0),
             keras.callbacks.EarlyStopping("loss", patience=2, min_delta=0.5),
@@ -236,10 +237,10 @@ def test_what_ends_a_run_at_the_edge_of_an_epoch_costs_nothing(kind, halts, tmp_
 
 def test_a_run_past_its_end_or_without_its_checkpoints_is_refused(tmp_path):
     fit(tmp_path / "run")
-    with pytest.raises(run_errors.TrainingError, match="step 7, .* 4;"):
+    with pytest.raises(run_errors.TrainingError, match=r"\b7\b.*\b4\b"):
         fit(tmp_path / "run", epochs=1)
     shutil.rmtree(tmp_path / "run/checkpoints")
-    with pytest.raises(checkpoints.CheckpointError, match="step 7"):
+    with pytest.raises(checkpoints.CheckpointError, match=r"\b7\b"):
         fit(tmp_path / "run")
 
 

@@ -1,4 +1,4 @@
-"""How TensorFlow's runtime starts, whatever a `keras.json` says."""
+"""What the commands build of their settings, and how TensorFlow's runtime starts."""
 
 import sys
 from types import SimpleNamespace
@@ -62,7 +62,8 @@ def test_flags_reach_weights_optimizer_loss_and_metrics(flags, config, losses, l
     """Weights decay in the loss, or in the optimizer; and the loss is of logits."""
     chosen = scripts.settings_of("--seed=5", "--weight_decay=0.1", *flags.split())
     images, prepared = SimpleNamespace(class_names="abc"), SimpleNamespace(output_shape=(24, 24, 3))
-    model = build.build_model(chosen, images, prepared, "/CPU:0", labels != 2)
+    is_one_hot = isinstance(labels, list)
+    model = build.build_model(chosen, images, prepared, "/CPU:0", is_one_hot)
     drawn = networks.build("cifarnet", (24, 24, 3), 3, seed=5)
     np.testing.assert_equal(model.get_weights(), drawn.get_weights())
     assert len(model.losses) == losses and config.items() <= model.optimizer.get_config().items()
@@ -72,9 +73,9 @@ def test_flags_reach_weights_optimizer_loss_and_metrics(flags, config, losses, l
     assert sum((after != before).all() for after, before in pairs) == 2 - losses  # hidden kernels
     labels, logits = tf.constant([labels]), tf.constant([[1.0, 2, 3]])
     logs = -np.log(np.exp([1, 2, 3]) / np.exp([1, 2, 3]).sum())
-    smoothed = np.dot([0, 0, 1] if losses else [1 / 6, 1 / 6, 2 / 3], logs)
+    smoothed = np.dot([1 / 6, 1 / 6, 2 / 3] if is_one_hot else [0, 0, 1], logs)
     assert float(model.loss(labels, logits)) == pytest.approx(smoothed)
-    for metric, value in zip(build.make_metrics(3, not losses), [1, 1, logs[2]], strict=True):
+    for metric, value in zip(build.make_metrics(3, is_one_hot), [1, 1, logs[2]], strict=True):
         assert float(metric(labels, logits)) == pytest.approx(value)
 
 
