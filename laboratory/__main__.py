@@ -27,7 +27,7 @@ OF_SPEEDS = {
 
 def main(arguments: Sequence[str]) -> int:
     """Lists, runs one rule, or compares; returns the exit code."""
-    parser = _make_parser()
+    parser = make_parser()
     options = parser.parse_args(arguments)
     if not arguments:
         show_list()
@@ -59,7 +59,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _make_parser() -> command_line.Parser:
+def make_parser() -> command_line.Parser:
+    """The command's flags."""
     about = laboratory.__doc__ and laboratory.__doc__.splitlines()[0]
     parser = command_line.Parser("python -m laboratory", about)
     add, number = parser.add_argument, flags.number

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     images = data.load(findings.Setup(data_dir=options.data_dir))
     problem = network.Network(network.MODELS["two_convolutions"], images, BATCH, 0)
     pairs = [(rule, speed) for speed in speeds.SPEEDS for rule in rules.RULES]
-    calls = [functools.partial(_run, problem, *pair, rate) for rate in RATES for pair in pairs]
+    calls = [functools.partial(run, problem, *pair, rate) for rate in RATES for pair in pairs]
     runs = race.side_by_side(calls)
     of_pair = zip(runs[: len(pairs)], runs[len(pairs) :], strict=True)
     raced = {
@@ -65,7 +65,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _run(problem, rule: str, speed: str, rate: float) -> simulation.Run:
+def run(problem, rule: str, speed: str, rate: float) -> simulation.Run:
+    """A run of the race: a rule at a speed."""
     return simulation.run(
         rule,
         rules.RULES[rule](rate),

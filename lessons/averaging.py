@@ -64,13 +64,25 @@ def run(
         if way.right is not None
     }
     right = at_equal_epochs(images, epochs, examples, seeds)
-    accuracy = {name: [float(np.mean(of_seed)) for of_seed in right[name]] for name in right}
+    return finding(same, gaps, right, images.name)
+
+
+def finding(same: bool, gaps: dict, right: dict, name: str) -> findings.Finding:
+    """The tables and the answer.
+
+    Args:
+      same: whether 1, 2 and 4 towers had the same weights after every step.
+      gaps: way to how far it is from the right one after each step, as `gap`.
+      right: way to whether each test image is right, seed by seed, as `at_equal_epochs`.
+      name: of the images.
+    """
+    steps = len(next(iter(gaps.values())))
+    accuracy = {way: [float(np.mean(of_seed)) for of_seed in right[way]] for way in right}
     one = next(iter(right))
-    apart = {name: paired.difference(right[name], right[one]) for name in right if name != one}
+    apart = {way: paired.difference(right[way], right[one]) for way in right if way != one}
     rows = [["1, 2 and 4 towers of this package", "each other", *(["0" if same else "not 0"] * 2)]]
     rows += [
-        [name, ways()[name].right, f"{path[0]:.2g}", f"{path[-1]:.2g}"]
-        for name, path in gaps.items()
+        [way, ways()[way].right, f"{path[0]:.2g}", f"{path[-1]:.2g}"] for way, path in gaps.items()
     ]
     return findings.Finding(
         head=(f"what is done for {steps} steps", "compared with", "first step", f"step {steps}"),
@@ -79,13 +91,13 @@ def run(
         answer=answer(same, gaps, apart),
         numbers={
             "same": same,
-            "first": {name: path[0] for name, path in gaps.items()},
-            "gaps": {name: path[-1] for name, path in gaps.items()},
+            "first": {way: path[0] for way, path in gaps.items()},
+            "gaps": {way: path[-1] for way, path in gaps.items()},
             "apart": apart,
         },
         draw=lambda figure: draw(figure, gaps, accuracy),
-        data=images.name,
-        runs=f"accuracies of {len(seeds)} seeds, the rest of one run",
+        data=name,
+        runs=f"accuracies of {len(right[one])} seeds, the rest of one run",
     )
 
 

@@ -50,6 +50,13 @@ def run(setup: findings.Setup, *, steps=STEPS, processes=True) -> findings.Findi
         GRADIENT: train(lambda both: both.gradient, batches),
         AT_MEAN: train(lambda both: both.at_mean, batches),
     }
+    return finding(counted, measured, agreement, curves, images.name)
+
+
+def finding(
+    counted: Mapping, measured: Mapping, agreement: Mapping, curves: Mapping, name: str
+) -> findings.Finding:
+    """The table, the answer and the claim."""
     return findings.Finding(
         head=(
             "pass",
@@ -67,7 +74,7 @@ def run(setup: findings.Setup, *, steps=STEPS, processes=True) -> findings.Findi
         claim=of_the_mean(agreement, curves),
         numbers={"counted": counted, "agreement": agreement, "curves": curves},
         draw=lambda figure: draw(figure, counted, measured, curves),
-        data=images.name,
+        data=name,
     )
 
 

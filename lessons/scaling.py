@@ -60,17 +60,23 @@ def run(
         rule: {k: [of_entry[entries[rule, k, seed]] for seed in seeds] for k in towers}
         for rule in rules
     }
+    return finding(of_seeds, accuracy, len(seeds), images.name)
+
+
+def finding(of_seeds: Needed, accuracy: float, seeds: int, name: str) -> findings.Finding:
+    """The table and the answer."""
     examples = {
         rule: {k: race.mean_needed(of) for k, of in of_k.items()} for rule, of_k in of_seeds.items()
     }
+    towers = next(iter(examples.values()))
     return findings.Finding(
         head=("rule", *(f"{k} × {PER_TOWER}" for k in towers)),
         rows=[[rule, *map(shown, of_k.values())] for rule, of_k in of_seeds.items()],
         answer=answer(examples),
         numbers={"examples": examples},
         draw=lambda figure: draw(figure, examples, accuracy),
-        data=images.name,
-        runs=f"{len(seeds)} seeds",
+        data=name,
+        runs=f"{seeds} seeds",
     )
 
 

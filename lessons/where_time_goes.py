@@ -94,6 +94,19 @@ def run(setup: findings.Setup, *, turns=5, profiles=6, steps=8, processes=True) 
     of_batch = alone[AHEAD].step * alone[AHEAD].cores * BATCH / DEVICE_BATCH
     expected = predicted(parts[1, FIXED], 2, cores, of_batch)
     launches = of_launches(profiles)
+    return finding(rates, behind, trained, parts, expected, launches, images.name)
+
+
+def finding(
+    rates: Mapping,
+    behind: Mapping,
+    trained: Mapping,
+    parts: Mapping,
+    expected: Step,
+    launches: Mapping,
+    name: str,
+) -> findings.Finding:
+    """The tables and the answer."""
     return findings.Finding(
         head=("ms of a step", "input", "compute", "all else", "sum", "busy", "CPU"),
         rows=[as_row(*row) for row in rows(trained, parts, expected, behind)],
@@ -106,7 +119,7 @@ def run(setup: findings.Setup, *, turns=5, profiles=6, steps=8, processes=True) 
             "launches": launches,
         },
         draw=lambda figure: draw(figure, rates, behind, parts, expected),
-        data=images.name,
+        data=name,
     )
 
 

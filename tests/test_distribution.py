@@ -92,8 +92,7 @@ def test_batch_norm_equals_keras_on_microbatches(joined):
         for variable, value in zip(other.non_trainable_variables, state, strict=True):
             variable.assign(value)
     np.testing.assert_allclose(history.history["loss"], losses, 1e-5)
-    for ours, right in zip(model.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_allclose(ours, right, 1e-5, 1e-6)
+    toys.assert_close(model.get_weights(), other.get_weights(), 1e-5, 1e-6)
 
 
 def test_a_microbatch_s_draws_begin_65_536_counts_after_the_one_before():
@@ -155,8 +154,7 @@ def test_any_size_of_microbatches_is_the_same_to_rounding():
         model.fit(X[:1], Y[:1], **FIT)
         weights.append(model.get_weights())
     for result in weights[1:]:
-        for ours, right in zip(result, weights[0], strict=True):
-            np.testing.assert_allclose(ours, right, 1e-5, 1e-6)
+        toys.assert_close(result, weights[0], 1e-5, 1e-6)
 
 
 def test_sizes_are_those_of_each_call_s_first_batch():
@@ -322,8 +320,7 @@ def test_both_ways_give_the_same_where_a_loss_may_be_cut(weights):
         model = made(between, joined=joined, weighted_metrics=["accuracy"])
         history = model.fit(X, Y, sample_weight=weights, epochs=3, **FIT)
         result.append([*history.history.values(), *model.get_weights()])
-    for one, other in zip(*result, strict=True):
-        np.testing.assert_allclose(one, other, 1e-5, 1e-6)
+    toys.assert_close(*result, 1e-5, 1e-6)
 
 
 # Saved files, graphs, weights

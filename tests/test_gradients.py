@@ -1,11 +1,12 @@
 """Gradients of several parts become one: order, None, IndexedSlices, mean and sum."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 import toys
 
-from towers import gradients
+from towers import gradients, hashes
 
 
 def test_a_factor_is_not_rounded_to_the_type_of_a_narrow_gradient():
@@ -40,3 +41,13 @@ def test_weight_that_the_loss_does_not_depend_on_stays():
     assert used.kernel.numpy() == 1.0 - 0.5 * 2.0
     assert unused.kernel.numpy() == 1.0
     assert result.gradients[0].numpy() == 2.0
+
+
+def test_hash_is_of_values_types_shapes_and_order():
+    a, b = np.arange(4, dtype=np.float32), np.ones(2, np.float32)
+    different = [[a, b], [b, a], [a], [a[None], b], [a.view(np.int32), b], [np.nextafter(a, 9), b]]
+    result = [hashes.sha256(values) for values in different]
+    assert len(set(result)) == len(result) and len(result[0]) == 64
+    assert hashes.sha256([a[::-1][::-1], b.copy()]) == result[0]
+    combined = [hashes.sha256_of_parts({"a": x, "b": y}) for x, y in ("12", "21", "11")]
+    assert len(set(combined)) == 3 and len(combined[0]) == 64

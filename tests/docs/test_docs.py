@@ -11,11 +11,13 @@ from pathlib import Path
 
 import forked
 import house
+import lighter
 import photos
 import pytest
 
 from benchmarks import bias_gradients, networks, start, step_memory, time_to_accuracy, workers
 from benchmarks import input as reading
+from lessons import every
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -189,3 +191,24 @@ def test_every_module_has_a_room_in_the_design():
         modules = [name for name in house.files(package) if name != "__init__"]
         rows = told[f"{package.replace('.', '/')}/"]
         assert modules and [name for name in modules if f"`{name}.py`" not in rows] == []
+
+
+FOLDER = Path(__file__).parents[2] / "docs/notebooks"
+
+
+def test_each_lesson_has_one():
+    assert sorted(path.stem for path in FOLDER.glob("*.py")) == sorted(every.NAMES)
+
+
+# One in each session of tests; all together take minutes.
+RUN = [pytest.param(n, marks=() if n == "museum" else pytest.mark.long) for n in every.NAMES]
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_runs_as_a_script(name, tmp_path):
+    root = FOLDER.parent.parent
+    call = [sys.executable, str(FOLDER / f"{name}.py")]
+    variables = {"PYTHONPATH": str(root), "CUDA_VISIBLE_DEVICES": "-1", "MPLBACKEND": "Agg"}
+    with lighter.only(()):
+        done = forked.run(call, cwd=tmp_path, env=os.environ | variables, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -1,5 +1,7 @@
 """The house: rules of import, the size of the idea, and all that pages take from the source."""
 
+import ast
+import re
 import tomllib
 from pathlib import Path
 
@@ -39,3 +41,34 @@ def test_drawings_code_and_tables_of_pages_are_what_the_source_says(monkeypatch)
     assert written.keys() > {batch.PAGE, batch.DRAWING, house.DRAWING, pages.SETTINGS}
     stale = [path for path, text in written.items() if path.read_text("utf-8") != text]
     assert stale == [], "python docs/drawings/pages.py writes them again"
+
+
+VALUE = "\0"  # where a message has one
+
+QUOTED = re.findall(r"^\| `(.+?)` \|", (scripts.ROOT / "docs/messages.md").read_text("utf-8"), re.M)
+
+
+def texts(path: Path) -> list[str]:
+    """All strings of a file, with VALUE for what is filled in."""
+    result = []
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.JoinedStr):
+            parts = (p.value if isinstance(p, ast.Constant) else VALUE for p in node.values)
+            result.append("".join(parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            result.append(node.value)
+    return result
+
+
+def test_the_page_quotes_messages_that_the_code_gives():
+    rooms = ("towers", "towers_cli", "input_pipeline")
+    said = [
+        text
+        for room in rooms
+        for path in (scripts.ROOT / room).rglob("*.py")
+        for text in texts(path)
+    ]
+    assert len(QUOTED) >= 25
+    for quoted in QUOTED:
+        message = re.compile(f".*{VALUE}.*".join(map(re.escape, quoted.split("…"))), re.S)
+        assert any(map(message.search, said)), quoted

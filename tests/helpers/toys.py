@@ -130,6 +130,12 @@ def column(*values: float) -> np.ndarray:
     return np.array(values, np.float32)[:, None]
 
 
+def assert_close(these, those, rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    """Arrays are near others, one by one."""
+    for this, that in zip(these, those, strict=True):
+        np.testing.assert_allclose(this, that, rtol, atol)
+
+
 def nodes_run(call: Callable) -> list[tf.compat.v1.NodeDef]:
     """The nodes of all graphs that TensorFlow makes, one for each device, as it first runs them."""
     running = context.context()

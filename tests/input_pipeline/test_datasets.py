@@ -2,18 +2,19 @@
 
 import contextlib
 import dataclasses
+import functools
 import http.server
 import os
 import threading
 import time
 
 import numpy as np
+import photos
 import psutil
 import pytest
 import tensorflow as tf
-import tiny_photos
 
-from input_pipeline import checks, datasets, tfds_source
+from input_pipeline import checks, datasets, shapes, tfds_source
 from towers import hashes, machine
 
 
@@ -34,7 +35,7 @@ def refusal(message: str, data_dir, name: str = "tiny_photos", split: str = "tra
 
 
 def test_a_prepared_set_is_read_whole_with_labels_and_names(tmp_path):
-    tiny_photos.prepare(tmp_path, num_shards=3)
+    photos.prepare_tiny(tmp_path, num_shards=3)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     train = datasets.load("tiny_photos", str(tmp_path), "train")
     assert train.images.shape == (25, 4, 6, 3) and train.images.dtype == np.uint8
@@ -49,7 +50,7 @@ def test_a_prepared_set_is_read_whole_with_labels_and_names(tmp_path):
 
 def test_the_fingerprint_is_of_the_images_and_labels(tmp_path):
     first, copied = tmp_path / "first", tmp_path / "copied"
-    tiny_photos.prepare(first)
+    photos.prepare_tiny(first)
     before = datasets.load("tiny_photos", str(first), "train").fingerprint
     os.rename(first, copied)
     (path,) = copied.rglob("*train.tfrecord*")
@@ -61,7 +62,7 @@ def test_the_fingerprint_is_of_the_images_and_labels(tmp_path):
 
 
 def test_a_missing_split_is_answered_with_those_there_are(tmp_path):
-    tiny_photos.prepare(tmp_path, splits=("train", "validation"))
+    photos.prepare_tiny(tmp_path, splits=("train", "validation"))
     assert len(datasets.load("tiny_photos", str(tmp_path), "validation").images) == 25
     for split in ("test", "train[:5]", "train+validation", "all"):
         refusal("has no split '.*'; it has train, validation", tmp_path, split=split)
@@ -101,7 +102,7 @@ def png(*size: int) -> bytes:
     ],
 )
 def test_examples_that_are_wrong_are_refused(tmp_path, change, message):
-    tiny_photos.prepare(tmp_path)
+    photos.prepare_tiny(tmp_path)
     (file,) = map(str, tmp_path.rglob("*train.tfrecord*"))
     records = [record.numpy() for record in tf.data.TFRecordDataset(file)]
     with tf.io.TFRecordWriter(file) as writer:
@@ -122,7 +123,7 @@ def test_examples_that_are_wrong_are_refused(tmp_path, change, message):
     ],
 )
 def test_a_damaged_or_missing_file_is_named(tmp_path, name, content, message):
-    tiny_photos.prepare(tmp_path)
+    photos.prepare_tiny(tmp_path)
     (path,) = tmp_path.rglob(name)
     path.unlink() if content is None else path.write_bytes(content)
     refusal(message, tmp_path)
@@ -213,3 +214,31 @@ def test_without_a_home_data_are_drawn_and_not_asked_for(tmp_path, monkeypatch):
     with pytest.raises(checks.DataError, match="`data_dir`"):
         datasets.load("cifar10", None, "test")
     assert not list(tmp_path.iterdir())  # no folder ~
+
+
+make = functools.cache(shapes.make)
+
+
+def test_sizes_dtypes_and_balance():
+    for (images, labels), count in ((make("train"), 5000), (make("test"), 1000)):
+        assert images.shape == (count, 32, 32, 3)
+        assert (images.dtype, labels.dtype) == (np.uint8, np.int32)
+        assert list(np.bincount(labels)) == [count // 10] * 10
+        assert labels[:50].tolist() != sorted(labels[:50])
+    assert len(set(shapes.CLASS_NAMES)) == 10
+
+
+def test_pictures_differ():
+    both = np.concatenate([make("train")[0], make("test")[0]]).reshape(6000, -1)
+    assert len(np.unique(both, axis=0)) == 6000
+
+
+def test_has_these_pixels():
+    """Rounding may differ by 1 between machines."""
+    images, labels = make("test")
+    assert labels[:10].tolist() == [4, 5, 7, 6, 1, 4, 5, 9, 7, 8]
+    pixels = [[252, 33, 136], [91, 126, 124]], [[134, 250, 175], [113, 69, 156]]
+    np.testing.assert_allclose(images[:2, [16, 2], [16, 29]].astype(int), pixels, atol=1)
+    edges = np.abs(np.diff(images.astype(int), axis=2)).mean((1, 2, 3))
+    means = [13.97, 15.57, 14.24, 15.66, 13.70, 14.81, 14.68, 14.92, 17.62, 18.99]
+    np.testing.assert_allclose(np.bincount(labels, edges) / 100, means, atol=0.01)

@@ -8,7 +8,7 @@ import photos
 import psutil
 import pytest
 import tensorflow as tf
-import tiny_photos
+import toys
 
 from input_pipeline import batches, checks, datasets, images, mixing, pictures, preprocess
 
@@ -77,8 +77,7 @@ def test_a_picture_is_cut_then_augmented_then_mixed(split):
         for content, numbers in zip(contents, drawn, strict=True)
     ]
     expected = how.mixed(how.in_training(tf.stack(squares), draws), np.array(labels), draws)
-    for one, other in zip(result, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+    toys.assert_close(result, expected, rtol=0, atol=1e-5)
 
 
 def test_evaluation_is_of_the_middle_and_of_each_once(split, prepared):
@@ -104,7 +103,7 @@ def tfds_set(tmp_path, count, size=(None, None), **options) -> tuple[str, list[b
     """Where a set of so many JPEGs lies, number n of class n % 3; and the JPEGs."""
     sizes = [(size[0] or 24 + n, size[1] or 30) for n in range(count)]
     contents = [photos.encoded(photos.picture(*each, n)) for n, each in enumerate(sizes)]
-    tiny_photos.prepare(tmp_path / "data", ("train",), 3, size, contents, **options)
+    photos.prepare_tiny(tmp_path / "data", ("train",), 3, size, contents, **options)
     return str(tmp_path / "data"), contents
 
 

@@ -3,15 +3,15 @@
 import collections
 import dataclasses
 
+import keras
 import numpy as np
+import plots
 import pytest
 
 import towers
-from laboratory import data, findings, problems, race, report, rules, simulation, speeds
+from laboratory import data, findings, paired, problems, race, report, rules, simulation, speeds
 from laboratory import network as network_of
 from towers import devices
-
-import keras  # isort: skip
 
 PARABOLA = problems.Parabola()
 EASGD_STAYS_AT = {"moving_rate": 0.0}  # the spring does not pull
@@ -119,16 +119,6 @@ def dying(name, workers, *, until, **parameters):
     )
 
 
-class TestDeaths:
-    @pytest.mark.parametrize("name", rules.RULES)
-    def test_the_others_go_on(self, name):
-        given = {"period": 1} if name in ("easgd", "eamsgd") else {}
-        done = dying(name, 4, until=100, **given)
-        # Nobody is waited for after 15.5, with rounds of 8 for local SGD.
-        assert done.used >= 80 * 3
-        assert done.began - done.used - done.dropped <= 4 * 8 + 4
-
-
 class TestBackupWorkers:
     def test_a_step_does_not_wait_for_the_straggler_and_drops_what_it_sends(self):
         done, _ = run("backup_workers", PARABOLA, 4, "straggler", until=20, backups=1)
@@ -155,24 +145,6 @@ class TestAsynchronous:
         np.testing.assert_allclose(done.weights, x[6])
 
 
-class TestBoundedStaleness:
-    @pytest.mark.parametrize("bound", [0, 1, 3])
-    def test_nobody_is_further_ahead_than_the_bound(self, bound):
-        ahead = []
-
-        class Watched(rules.BoundedStaleness):
-            def ask(self, worker):
-                slowest = min(self.clocks.values())
-                ahead.append(self.clocks[worker] - slowest)
-                super().ask(worker)
-
-        of_workers = speeds.Speeds("straggler", 3)
-        done = simulation.run("b", Watched(0.1, bound=bound), PARABOLA, of_workers, until=40)
-        assert max(ahead) == bound
-        # All go at the straggler's pace, but for what they are ahead.
-        assert 10 * 3 <= done.used <= 10 * 3 + 2 * (bound + 1)
-
-
 class TestLocalSGD:
     def test_h_steps_between_means_by_hand(self, network):
         done, _ = run("local_sgd", network, 2, until=6, local_steps=3, rate=0.1)
@@ -189,12 +161,6 @@ class TestLocalSGD:
             weights = (own[0] + own[1]) / np.float32(2)
         np.testing.assert_array_equal(done.weights, weights)
         assert done.updates == 2
-
-    def test_post_local_switches_after_its_examples(self):
-        done, _ = run("post_local_sgd", PARABOLA, 4, until=40, local_steps=8, switch_after=32)
-        assert done.updates == 8 + 4  # 8 steps of 4 examples, then 4 rounds of 8 steps
-        never, _ = run("post_local_sgd", PARABOLA, 4, until=40, switch_after=10**6)
-        assert never.updates == 40
 
 
 class TestEASGD:
@@ -216,11 +182,6 @@ class TestSpeeds:
         np.testing.assert_allclose(drawn.mean(axis=1), 1, atol=0.03)
         np.testing.assert_allclose(np.log(drawn).std(axis=1), speeds.JITTER, rtol=0.05)
         assert len(np.unique(drawn)) == drawn.size
-
-    @pytest.mark.parametrize(("name", "slow"), [("straggler", 1), ("two_speeds", 2)])
-    def test_the_last_workers_are_slow(self, name, slow):
-        taken = [speeds.Speeds(name, 5, slowdown=3.0).of_gradient(worker, 0) for worker in range(5)]
-        assert taken == [1.0] * (5 - slow) + [3.0] * slow
 
 
 class TestRace:
@@ -262,6 +223,22 @@ class TestReport:
         assert rows[0] == ["asynchronous", "0.1", "50.0%", "2 (20)", *common, "0.250"]
         assert rows[1][2:4] == ["20.0%", ""] and rows[1][6] == ""
         assert rows[2][2] == "diverged" and rows[2][-1] == ""
+        late = dataclasses.replace(never, rule="late", diverged=True)
+        plot = plots.shown(lambda figure: report.draw(figure, [best, late], "of two"))
+        # Ten examples in a unit of time; dots of 120 in all; lines up to 1.15 of the fastest.
+        drawn = {
+            0.75,
+            10,
+            20,
+            11.5,
+            23,
+            30,
+            90,
+            "time 2",
+            "not reached: late",
+            "late, η = 0.1 (diverged)",
+        }
+        assert plot >= drawn | {"of two"}
 
     def test_json_has_all_of_a_run(self):
         done = self.of_points(0.0, 0.5)
@@ -300,3 +277,16 @@ class TestRuns:
     def test_a_model_with_statistics_is_refused(self, images):
         with pytest.raises(ValueError, match="keeps .*moving_mean"):
             network_of.Network(data.small_resnet, images, 8)
+
+
+def test_the_interval_of_a_difference_is_that_of_paired_means():
+    draws = np.random.default_rng(0)
+    ours, theirs = draws.random(5_000) < 0.6, draws.random(5_000) < 0.5
+    result = paired.difference([ours], [theirs])
+    assert paired.difference([theirs] * 2, [ours] * 2).verdict == -1
+    assert paired.difference([ours, theirs], [theirs, theirs]).verdict == 0  # a seed saw none
+    each = ours.astype(float) - theirs
+    half = 1.96 * each.std() / np.sqrt(len(each))  # the normal one: the count is large
+    assert result.high - result.mean == pytest.approx(half, rel=0.05)
+    assert result.mean - result.low == pytest.approx(half, rel=0.05)
+    assert str(paired.Difference(-0.0001, -0.0119, 0.0, ())) == "+0.0 (-1.2 to +0.0)"

@@ -1,8 +1,9 @@
 """What the page of a race shows of each gradient, by hand; and that it is a page of its own."""
 
+import itertools
 import json
 
-import pytest
+import plots
 
 from laboratory import problems, rules, simulation, speeds, timeline
 
@@ -20,24 +21,29 @@ def test_how_far_gradients_are_behind():
     assert shown["work"] == [*arrived, (0, 2.5, 3.5, None), (1, 2.5, 3.5, None)]
 
 
-@pytest.mark.parametrize("name", rules.RULES)
-def test_every_rule_has_a_time_line(name):
-    result = run(name, until=10.0)
-    shown = timeline.as_json(result)
-    assert len(shown["work"]) == result.began
-    assert len(shown["updates"]) == result.updates
-    late = [behind for *_, behind in shown["work"]]
-    assert (any(behind is not None for behind in late)) == shown["sends"]
-    assert sum(behind is not None and behind > 0 for behind in late) >= result.dropped
+class Batches(problems.Parabola):
+    batch = timeline.BATCH
 
 
-def test_the_race_of_the_site_has_every_rule_at_every_speed():
+def test_the_race_of_the_site_is_that_of_every_rule_at_every_speed():
+    """Times do not depend on gradients: a parabola, which is fast to run, has the same."""
     race = json.loads(timeline.RACE.read_text("utf-8"))
-    pairs = {f"{rule} {speed}" for rule in rules.RULES for speed in speeds.SPEEDS}
-    assert set(race["runs"]) == pairs
-    assert set(race) == set(timeline.race_of({}, 2, 3.0, 0.1, ""))
-    expected = set(timeline.as_json(run("synchronous")))
-    assert all(set(shown) == expected for shown in race["runs"].values())
+    rates = " and ".join(map(str, timeline.RATES))
+    assert f"batches of {timeline.BATCH}" in race["conditions"] and rates in race["conditions"]
+    raced = {}
+    for pair in itertools.product(rules.RULES, speeds.SPEEDS):
+        raced[pair] = shown = race["runs"][" ".join(pair)]
+        again = json.loads(
+            json.dumps(timeline.as_json(timeline.run(Batches(0.01), *pair, shown["rate"])))
+        )
+        times = [[time for time, *_ in of["points"]] for of in (again, shown)]
+        assert times[0] == times[1] and again | {"points": 0} == shown | {"points": 0}
+    settings = timeline.WORKERS, timeline.UNTIL, timeline.MESSAGE, race["conditions"]
+    assert timeline.race_of(raced, *settings) == race
+    plot = plots.shown(lambda figure: timeline.draw(figure, raced))
+    _, loss, _ = raced["backup_workers", "straggler"]["points"][-1]
+    # The last worker's second gradient: from the eleventh update on, for four units of time.
+    assert plot >= {f"backup workers, straggler, rate 0.3: loss {loss:.2f} at the end", 6.6, 7.4}
 
 
 def test_a_page_has_its_data_and_a_colour_for_late_gradients():

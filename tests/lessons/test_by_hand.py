@@ -1,15 +1,26 @@
 """The lessons' arithmetic, by hand, with NumPy or Keras; and which numbers change their answers."""
 
+import functools
 import itertools
 import math
 
 import numpy as np
 import pytest
+import toys
 
 import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from benchmarks import profiles
-from laboratory import data, findings, paired, race
-from laboratory.problems import Measured
+from laboratory import (
+    data,
+    findings,
+    network,
+    paired,
+    problems,
+    race,
+    rules,
+    simulation,
+    speeds,
+)
 from lessons import (
     averaging,
     batch_norm,
@@ -125,6 +136,13 @@ def test_an_answer_follows_its_numbers(lesson):
     assert len(set.union(*answers)) == len(answers)
 
 
+class Near(problems.Parabola):
+    """Which is the more accurate, the nearer a model is to the minimum."""
+
+    def evaluate(self, weights):
+        return super().evaluate(weights)._replace(accuracy=float(1 - abs(weights[0])))
+
+
 def linear(inputs: int = 3) -> keras.Model:
     """Two logits, each a weight for each input."""
     return keras.Sequential([keras.Input([inputs]), keras.layers.Dense(2, use_bias=False)])
@@ -185,6 +203,16 @@ class TestAveraging:
         path, right = ([np.array(w) for w in of] for of in ([(0, 0), (3, 3)], [(0, 0), (3, 4)]))
         assert averaging.gap(path, right) == [1 / 5]
 
+    def test_towers_are_the_mean_of_the_parts_and_epochs_are_those_of_fit(self):
+        images = data.load(SHAPES).first(192, 1_000)
+        batches = list(images.training_batches(averaging.BATCH, 2))
+        path = averaging.train(averaging.ways()[averaging.RIGHT], batches)
+        np.testing.assert_allclose(averaging.train_on_towers(2, batches), path[1:], atol=1e-5)
+        model = race.model(race.Entry(64, 4 * averaging.RATE_OF_ONE, seed=1))
+        model.fit(images.training_batches(64, 6, seed=1, distorted=False), shuffle=False, verbose=0)
+        result = averaging.train_epochs(images, epochs=2, gpus=2, times=4, seed=1)
+        assert np.mean(result == race.right(model, images)) > 0.99
+
 
 class TestBatchNorm:
     def test_distances_of_statistics(self):
@@ -192,13 +220,28 @@ class TestBatchNorm:
         assert batch_norm.distance(here, true) == pytest.approx(1.0)
         assert batch_norm.variances(here, true) == pytest.approx(math.sqrt(2 * 8 / 9))
 
+    def test_statistics_are_those_of_each_tower_s_part_or_of_many_images(self):
+        """The first layer's: a step moves them a tenth of the way to those of its inputs."""
+        images = data.load(SHAPES)
+        model, sets = batch_norm.trained(images, 1)
+
+        def of_inputs(network, pixels):
+            inputs = keras.Model(network.input, network.get_layer("conv1").output)(pixels).numpy()
+            return inputs.mean(axis=(0, 1, 2)), inputs.var(axis=(0, 1, 2))
+
+        ((pixels, labels),) = images.training_batches(batch_norm.BATCH, 1)
+        for part, of_tower in zip(np.split(pixels, batch_norm.TOWERS), sets, strict=True):
+            mean, variance = of_inputs(data.small_resnet(), part)
+            np.testing.assert_allclose(of_tower[0], 0.1 * mean, atol=1e-5)
+            np.testing.assert_allclose(of_tower[1], 0.9 + 0.1 * variance, rtol=1e-3)
+        assert batch_norm.same_gradients(model, sets, (pixels, labels))
+        many = [of_inputs(model, x) for x, _ in images.training_batches(500, 2, seed=1)]
+        result = batch_norm.estimated(model, images, 1_000)
+        for values, expected in zip(result, zip(*many, strict=True), strict=False):
+            np.testing.assert_allclose(values, np.mean(expected, axis=0), rtol=1e-3, atol=1e-5)
+
 
 class TestBatchSize:
-    def test_a_prediction_doubles_the_examples_at_the_noise_scale(self):
-        # A batch of 1 needs 100 * (1 + 1 / 64) examples, with 100 those of no noise.
-        result = batch_size.predicted({1: 101.5625, 64: None}, {0: 32.0, 9: 128.0, 99: math.inf})
-        assert result == pytest.approx({1: 101.5625, 64: 200.0})
-
     def test_the_noise_scale_is_that_of_gradients_whose_noise_is_known(self):
         # Gradients g + e, with |g|^2 = 4 and E|e|^2 = 100 / B over B examples: 100 / 4 = 25.
         assert batch_size.noise_scale(4 + 100 / 10, 4 + 100 / 50, 10, 50) == pytest.approx(25)
@@ -215,20 +258,25 @@ class TestBatchSize:
         whole = np.sum(gradient(weights, images, labels) ** 2)
         np.testing.assert_allclose(result, [np.mean(of_parts), whole], rtol=1e-4)
 
-    def test_the_tables(self):
-        half, all_right = np.arange(400) < 200, np.ones(400)
-        stopped = {8: [batch_size.Stopped(10, 0.5, half)] * 2}
-        stopped[64] = [batch_size.Stopped(20, 0.25, all_right)] * 2
-        needed, per_second = {8: [1_000.0, 3_000.0], 64: [5_000.0, None]}, {8: 100.0, 64: 4_000.0}
-        result = batch_size.finding(needed, per_second, {0: 56.0}, stopped, 0.5, "")
-        # 2,000 of the batch of 8 are 1 + 8 / 56 of what no noise would need.
-        assert result.rows == [
-            ["8", "100", "2,000 (1,000–3,000)", "2,000", "250", "20.0"],
-            ["64", "4,000", "not reached", "3,750", "", ""],
-        ]
-        (_, (small, large)) = result.more[0]
-        assert small == ["8", "10", "0.50", "50.0%", ""]
-        assert large[:4] == ["64", "20", "0.25", "100.0%"] and large[4].startswith("+50.0 (")
+    def test_a_run_by_hand(self):
+        """Every accuracy is enough: the second of three evaluations counts, each 2,000 later."""
+        sizes = {"rates": {64: (0.1, 0.2)}, "accuracy": 0.0, "at_most": 6_200}
+        gap = {"examples": 64, "loss": 9.0, "at_most": 1_500}
+        sizes |= {"gap": gap, "steps_before_noise": 3, "seeds": (0, 1), "turns": 1}
+        numbers = batch_size.run(SHAPES, **sizes).numbers
+        assert numbers["of_seeds"] == {64: [4_096] * 2}
+        assert [*numbers["noise_scale"]] == [0, 64, 192]
+        seen = {batch: [run.examples for run in runs] for batch, runs in numbers["stopped"].items()}
+        assert seen == {32: [64] * 2, 1024: [1_024] * 2}
+
+    def test_a_run_that_is_stopped_has_been_trained(self):
+        """Of two epochs the first does not come to the loss."""
+        images, entry = data.load(SHAPES).first(128, 500), race.Entry(64, 0.2, seed=1)
+        model = race.model(entry)
+        model.fit(images.training_batches(64, 4, seed=1, distorted=False), shuffle=False, verbose=0)
+        expected = race.evaluated(model, images.test_batches("train")).loss
+        result = batch_size.stopped_at(entry, images, loss=expected + 1e-4, at_most=999)
+        assert result[:2] == (256, pytest.approx(expected, rel=1e-4))
 
 
 class TestElasticAveraging:
@@ -247,6 +295,32 @@ class TestElasticAveraging:
         for of_seeds, sign in signs:
             assert elastic_averaging.centre_against_mean(of_seeds) == sign
 
+    def test_a_run_by_hand(self):
+        """A parabola, whose accuracy is how near its minimum a model is."""
+        result = elastic_averaging.of_spring(Near(), 2, 0.1, 4.0, 0.5, 1)
+        rule = rules.EASGD(0.1, 0.5, 1)
+        equal, message = speeds.Speeds("constant", 2), elastic_averaging.MESSAGE
+        end = simulation.run("a", rule, Near(), equal, until=4.0, message=message).end
+        held = [1 - rule.cluster.holds[worker][0] for worker in range(2)]
+        assert result == (end.accuracy, held, pytest.approx(np.mean(held)), end.distance)
+        # Two steps of the mean gradient, each of which takes as long as three messages.
+        assert elastic_averaging.of_synchronous(Near(), 2, 0.1, 6.0) == pytest.approx(1 - 0.9**2)
+        limit = elastic_averaging.stable_up_to(1.0)
+        assert elastic_averaging.unstable_from(1.0, 3) == pytest.approx(limit, rel=1e-3)
+
+    def test_each_spring_has_its_strength_and_its_period(self):
+        sizes = {"workers": 2, "time": 12.0, "pulls": (0, 1), "periods": (1, 8), "etas": (1.0,)}
+        numbers = elastic_averaging.run(SHAPES, **sizes, rate=0.1, seeds=(1,)).numbers
+        build, batch = functools.partial(race.network, 1), elastic_averaging.BATCH
+        problem = network.Network(build, data.load(SHAPES), batch, seed=1, test_batches=10)
+        of = functools.partial(elastic_averaging.of_spring, problem, 2, 0.1, 12.0)
+        for pull in (0, 1):
+            expected = of(0.45 * pull, elastic_averaging.PERIOD)
+            assert numbers["sprung"][pull] == expected
+        assert numbers["periods"] == {1: of(0.45, 1), 8: expected}
+        rates = [elastic_averaging.of_synchronous(problem, 2, rate, 12.0) for rate in (0.1, 0.2)]
+        assert numbers["synchronous"] == max(rates)
+
 
 class TestFinalModel:
     @pytest.mark.parametrize(("count", "accuracy"), [(10, 0.0), (10, 1.0), (40, 0.3)])
@@ -260,14 +334,6 @@ class TestFinalModel:
         dealt = [np.mean(of) for of in itertools.combinations(right, 2)]
         result = final_model.spread_by_chance([Share(2, 0.0)], Share(5, 0.4))
         assert result == pytest.approx(np.std(dealt))
-
-    def test_a_row(self):
-        expected = ["2", "100 to 300", "50.00%", "70.00%", "11.18%", "3.08%", "1 of 2", "65.00%"]
-        shares = [Share(100, 0.5), Share(300, 0.7)]
-        assert final_model.row("2", shares, Share(400, 0.65)) == expected
-        # Each has half of a batch of 800, and node 0 all 200 of one that is not full.
-        of_nodes = final_model.shares(np.arange(1_000) >= 900, 2)
-        assert of_nodes == [(600, pytest.approx(1 / 6)), (400, 0.0)]
 
 
 class TestGraph:
@@ -316,8 +382,26 @@ class TestMemory:
     def test_the_gradient_at_the_mean_is_the_gradient_where_all_images_are_the_same(self):
         pixels, labels = tf.ones([5, *data.SHAPE]), tf.ones([5], tf.int64)
         both = memory.both_gradients(data.small_cifarnet(), pixels, labels)
-        for of, at_mean in zip(both.gradient, both.at_mean, strict=True):
-            np.testing.assert_allclose(of, at_mean, rtol=1e-3, atol=1e-6)
+        toys.assert_close(both.gradient, both.at_mean, rtol=1e-3, atol=1e-6)
+
+    def test_losses_are_keras_s_and_gradients_of_equal_images_have_a_cosine_of_1(self):
+        batches = list(data.load(SHAPES).training_batches(memory.BATCH, 2, distorted=False))
+        model = data.small_cifarnet()
+        data.compile_classifier(model, keras.optimizers.Adam(memory.RATE))
+        losses = [model.train_on_batch(*batch, return_dict=True)["loss"] for batch in batches]
+        result = memory.train(lambda both: both.gradient, batches)
+        assert result == pytest.approx(losses, rel=1e-4)
+        one = tf.repeat(batches[0][0][:1], 3, axis=0), tf.ones([3], tf.int64)
+        kernels = [v.path for v in model.trainable_variables if "kernel" in v.path]
+        assert memory.cosines([one, one]) == pytest.approx(dict.fromkeys(kernels, 1.0))
+
+    @pytest.mark.long
+    def test_a_process_of_its_own_measures_a_pass(self):
+        points = [(way, 64) for way in (memory.EVALUATION, memory.TRAINING)]
+        evaluation, training = memory.measure(points).values()
+        assert training.resident > evaluation.resident > 0
+        counted = memory.count(memory.make_pass(*points[1])).kept
+        assert training.handed_out is None or training.handed_out > 0.9 * counted
 
 
 class TestScaling:
@@ -334,6 +418,27 @@ class TestScaling:
         assert [*map(scaling.shown, seeds)] == ["200 (100–300)", "1 of 2 reached it", "not reached"]
 
 
+class TestSynchronousOrNot:
+    def test_a_run_by_hand(self):
+        """Every accuracy is enough, so the second of three evaluations counts: 1,200 examples on.
+
+        Two workers send 32 examples in a gradient and two messages: 38 times, or 37.5.
+        """
+        rates, settings = (
+            {"synchronous": (0.1, 0.2), "asynchronous": (0.1,)},
+            ("equal workers", "slow messages"),
+        )
+        sizes = {"workers": 2, "accuracy": 0.0, "at_most": 400.0, "seeds": (0, 1)}
+        finding = synchronous_or_not.run(SHAPES, rates=rates, settings=settings, **sizes)
+        times = {settings[0]: 38 * 1.2, settings[1]: 38 * 5}
+        expected = {(of, rule): time for of, time in times.items() for rule in rates}
+        assert finding.numbers["time"] == pytest.approx(expected)
+        assert {n for (_, rule), n in finding.numbers["examples"].items() if rule in rates} == {
+            1_216,
+            1_200,
+        }
+
+
 class TestTrainAndTestLoss:
     def test_a_run_shows_what_fit_does_and_evaluates_the_averages(self):
         images = data.load(SHAPES).first(128, 500)
@@ -346,16 +451,6 @@ class TestTrainAndTestLoss:
         assert [point.epoch for point in result.points] == [1, 2]
         assert result.points[-1].test == pytest.approx(race.evaluated(model, images.test_batches()))
         assert result.train == pytest.approx(race.evaluated(model, images.test_batches("train")))
-
-    def test_the_table(self):
-        point = train_and_test_loss.Point(1, 0.5, Measured(0.6, 0.7), Measured(0.4, 0.75))
-        points = [point._replace(shown=9.0), point]
-        one = train_and_test_loss.Run(points, Measured(0.3, 0.9), np.arange(4) > 0)
-        lower = one._replace(points=[point._replace(shown=0.4)], right=np.arange(4) > 1)
-        result = train_and_test_loss.finding({"one": [one, one], "lower": [lower, lower]}, "")
-        assert result.rows[0] == ["one", "0.50", "0.30", "90.0%", "0.60", "70.0%", "0.40", "75.0%"]
-        assert (result.numbers["lowest"], result.numbers["best"]) == ("lower", "one")
-        assert result.numbers["apart"].mean == 0.25
 
 
 class TestWhereTimeGoes:
@@ -393,6 +488,31 @@ class TestWhereTimeGoes:
     )
     def test_how_busy_a_device_is_behind_an_input_of_100(self, device, ahead, busy):
         assert where_time_goes.expected_busy(device, 100.0, ahead) == busy
+
+    def test_what_is_profiled(self):
+        profile = where_time_goes.profiled(2, SHAPES, 1)
+        assert set(profile) == {*where_time_goes.PART_OF_SCOPE.values(), "rest"}
+        assert min(profile["compute"], profile["update"], profile["reduce"], profile["copy"]) > 0
+        timed = where_time_goes.turn(2, SHAPES, AHEAD)
+        assert 0 < timed.waited < timed.step and timed.cores > 0
+        loop, at_once = where_time_goes.of_launches(1).values()
+        assert loop.operations > 10 * where_time_goes.TIME_STEPS > 100 > at_once.operations
+        assert min(loop.typical, loop.milliseconds, at_once.typical, at_once.milliseconds) > 0
+
+    def test_an_image_is_distorted_as_the_tutorial_does(self):
+        """Brightness is lost again as the image is standardized."""
+        image, mirrored = np.random.default_rng(1).normal(size=[32, 32, 3]) * 255, set()
+        for seed in range(4):
+            draws, result = np.random.default_rng(seed), np.random.default_rng(seed)
+            top, left = draws.integers(0, [9, 9])
+            pixels = image[top : top + 24, left : left + 24]
+            mirrored.add(flips := draws.random() < 0.5)
+            contrast = [draws.uniform(-63, 63), draws.uniform(0.2, 1.8)][1]
+            shown = contrast * pixels + (1 - contrast) * pixels.mean(axis=(0, 1))
+            shown = (shown - shown.mean()) / shown.std()
+            result = where_time_goes.distorted(image, result)
+            np.testing.assert_allclose(result[:, ::-1] if flips else result, shown, atol=1e-3)
+        assert len(mirrored) == 2
 
     def test_images_are_standardized_and_steps_are_timed(self):
         images = data.load(SHAPES).first(5, 1).train

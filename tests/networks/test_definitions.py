@@ -1,11 +1,13 @@
-"""Networks have the numbers of what defines them: papers, torchvision and the tutorial."""
+"""Networks are what defines them: papers, torchvision and the tutorial, as TensorFlow has it."""
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+import toys
 
-from towers import networks
-from towers.networks import resnet50
+from towers import devices, networks, weight_decay
+from towers.networks import cifarnet, fastnet, optimizers, resnet50, seeds
 
 SHAPES = {"resnet50": (224, 224, 3), "cifarnet": (24, 24, 3)}
 CLASSES = {"resnet50": 1000}
@@ -134,3 +136,120 @@ def test_images_that_are_too_small_for_resnet50_are_refused(shape):
     resnet50.build((32, 32, 3), 2, policy, 0, stages=small)
     with pytest.raises(ValueError, match=f"{shape[0]} x {shape[1]}"):
         resnet50.build(shape, 2, policy, 0, stages=small)
+
+
+NORM = {"depth_radius": 4, "bias": 1.0, "alpha": 0.001 / 9.0, "beta": 0.75}
+
+
+def tensorflow_s(w, x):
+    """Logits, from the weights in their order."""
+    x = tf.nn.relu(tf.nn.conv2d(x, w[0], 1, "SAME") + w[1])
+    x = tf.nn.lrn(tf.nn.max_pool2d(x, 3, 2, "SAME"), **NORM)
+    x = tf.nn.relu(tf.nn.conv2d(x, w[2], 1, "SAME") + w[3])
+    x = tf.nn.max_pool2d(tf.nn.lrn(x, **NORM), 3, 2, "SAME")
+    x = tf.reshape(x, [len(x), -1])
+    x = tf.nn.relu(x @ w[4] + w[5])
+    x = tf.nn.relu(x @ w[6] + w[7])
+    return x @ w[8] + w[9]
+
+
+def test_it_has_the_values_and_gradients_of_the_tutorial_s():
+    policy = keras.DTypePolicy("float32")
+    model = toys.on_cpu(lambda: cifarnet.build((13, 10, 3), 4, policy, 3))
+    rng = np.random.default_rng(0)
+    for weight in model.trainable_variables:  # no bias is 0
+        weight.assign(weight + rng.normal(0.0, 0.01, weight.shape))
+    images, labels = toys.batch(5, (13, 10, 3))
+    weights = [variable.value for variable in model.trainable_variables]
+    result = []
+    for logits in (lambda: model(images), lambda: tensorflow_s(weights, tf.constant(images))):
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            outputs = logits()
+            loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
+        result.append([outputs, *tape.gradient(loss, weights)])
+    toys.assert_close(*result, rtol=1e-4, atol=1e-5)
+
+
+def test_its_weights_are_as_many_as_the_paper_s():
+    """But for whitening, which has no bias, and batch norm, which has scales as well."""
+    network = networks.build("fastnet", (32, 32, 3), 10)
+    kernels = 9 * (24 * 64 + 64 * 64 + 64 * 256 + 256 * 256 + 256 * 256 + 256 * 256)
+    norms = 2 * 2 * (64 + 256 + 256)
+    trained = sum(np.prod(weight.shape) for weight in network.trainable_variables)
+    assert trained == kernels + norms + 2560
+    logits = network.get_layer("logits").kernel.numpy() * fastnet.LOGIT_SCALE
+    assert logits.std() == pytest.approx(1 / 256, rel=0.05)
+    assert network.output_shape == (None, 10)
+    assert network.get_layer("block3_2_elu").output.shape[1:] == (3, 3, 256)
+
+
+@pytest.mark.parametrize("image_shape", [(8, 32, 3), (32, 8, 3)])
+def test_images_that_are_too_small_are_refused(image_shape):
+    with pytest.raises(ValueError, match="too small for fastnet: it needs at least 9 x 9"):
+        networks.build("fastnet", image_shape, 10)
+    networks.build("fastnet", (9, 9, 1), 10)
+
+
+def test_first_filters_hand_their_channels_on():
+    kernel = fastnet.PartialIdentity(seed=3)((3, 3, 4, 7), "float32")
+    x = tf.constant(toys.batch(2, [5, 5, 4])[0])
+    np.testing.assert_array_equal(tf.nn.conv2d(x, kernel, 1, "SAME")[..., :4], x)
+    assert 0.9 / 6 < np.abs(kernel[..., 4:]).max() <= 1 / 6  # the fan in is 36
+
+
+def test_filters_keep_a_mean_square_norm_of_1():
+    kernel = np.full((2, 2, 1, 3), 2.0, np.float32)
+    np.testing.assert_allclose(
+        fastnet.UnitMeanSquareNorm()(tf.constant(kernel)), kernel / 4, rtol=1e-6
+    )
+    network = toys.small_fastnet()
+    optimizer = optimizers.make("muon", momentum=0.6, nesterov=True, model=network)
+    step = toys.Step(network, optimizer, num_towers=2)
+    for seed in range(2):
+        step(*toys.batch(8, seed=seed), rate=0.24)
+    for layer in network.layers:
+        if isinstance(layer, keras.layers.Conv2D):
+            norms = np.square(layer.kernel).sum(axis=(0, 1, 2))
+            assert norms.mean() == pytest.approx(1.0, rel=1e-5), layer.name
+
+
+def drawn(kernel) -> tuple:
+    """The first draws of a kernel, at any scale; `fastnet` overwrites those of a diagonal."""
+    values = kernel.numpy().ravel().astype(np.float64)
+    values = values[~np.isin(values, (0.0, 1.0))][:9]
+    return tuple(np.round(values / np.linalg.norm(values), 6))
+
+
+@pytest.mark.parametrize("name", ["cifarnet", "resnet", "fastnet"])
+def test_no_kernel_of_several_seeds_has_the_values_of_another(name):
+    kernels = [
+        weight
+        for seed in range(3)
+        for weight in networks.build(name, (32, 32, 3), 10, seed=seed).trainable_variables
+        if weight.name == "kernel"
+    ]
+    assert seeds.derive(3, "conv1") == 618_319_529  # 31 bits of the sha256 of "3/conv1"
+    draws = [values for values in map(drawn, kernels) if values]
+    assert len(set(draws)) == len(draws) >= 9
+
+
+@pytest.mark.parametrize("device", [None, devices.HOST, "/CPU:2"])
+def test_the_first_weights_are_those_drawn_on_the_cpu(device):
+    drawn_on = []
+
+    def draw(shape, dtype):
+        drawn_on.append(tf.zeros([]).device[-5:])
+        return tf.fill(shape, tf.cast(len(drawn_on), dtype))
+
+    def build(image_shape, num_classes, policy, seed):
+        flat = keras.layers.Flatten()
+        dense = keras.layers.Dense(num_classes, use_bias=False, kernel_initializer=draw)
+        return keras.Sequential([keras.Input(image_shape), flat, dense])
+
+    network = networks.Network(build, 0.0, weight_decay.kernels, "pad_crop_flip")
+    model = networks.build(network, (2, 2, 1), 3, parameter_device=device)
+    [kernel] = model.variables
+    assert "/" + kernel.value.device[-5:] == (device or devices.HOST)
+    assert kernel.numpy().tolist() == [[1.0] * 3] * 4  # of the first draw
+    assert drawn_on[0] == "CPU:0"

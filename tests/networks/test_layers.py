@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import toys
 
 from towers.networks import layers
 
@@ -32,8 +33,7 @@ def test_values_and_gradient_are_tensorflow_s(settings, shape):
     x, upstream = rng.normal(size=(2, *shape)).astype(np.float32)
     ours = values_and_gradient(layers.LocalResponseNormalization(**settings), x, upstream)
     tensorflow_s = values_and_gradient(lambda x: tf.nn.lrn(x, **settings), x, upstream)
-    for mine, theirs in zip(ours, tensorflow_s, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+    toys.assert_close(ours, tensorflow_s, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)

@@ -87,8 +87,7 @@ def test_muon_turns_matrices_and_convolutions_and_leaves_the_rest_to_adam():
                 weights[index] -= 0.25 * update
             else:
                 weights[index] = by_adam[index].numpy()
-    for weight, expected in zip(model.trainable_variables, weights, strict=True):
-        np.testing.assert_allclose(weight, expected, rtol=1e-3, atol=1e-4)
+    toys.assert_close(model.trainable_variables, weights, rtol=1e-3, atol=1e-4)
 
 
 # The gradients of two towers are (6, 0) and (0, 8); their mean (3, 4) has the norm 5.

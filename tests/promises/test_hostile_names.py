@@ -6,7 +6,6 @@ import re
 import photos
 import pytest
 import scripts
-import tiny_photos
 
 from towers_cli import command_line
 
@@ -38,7 +37,7 @@ def check_harmless(done, code: int) -> None:
 def test_names_of_classes_are_shown_escaped_and_kept_as_they_are(tmp_path):
     """Of a prepared set whose first class, and configuration, have a hostile name."""
     run, data_dir = tmp_path / "run", tmp_path / "data"
-    tiny_photos.prepare(data_dir, size=(32, 32))
+    photos.prepare_tiny(data_dir, size=(32, 32))
     (names,) = data_dir.rglob("label.labels.txt")
     names.write_text(f"{HOSTILE}\nbee\ncow\n")
     (info,) = data_dir.rglob("dataset_info.json")

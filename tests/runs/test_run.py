@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 import scripts
 import tensorflow as tf
+import toys
 
 import towers
 from input_pipeline import arrays
 from towers import conditions, errors, updating, weight_decay
-from towers.runs import callback_state, checkpoints, run_errors, run_folder
+from towers.runs import callback_state, checkpoints, interrupts, run_errors, run_folder
 from towers.runs import callbacks as run_callbacks
 
 PROGRAM = fit_program.__file__
@@ -386,13 +387,41 @@ def test_averages_follow_the_weights_and_are_what_is_evaluated_and_saved(tmp_pat
     for got, wanted in zip(average.averages, expected, strict=True):
         np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-4, atol=1e-6)
     loaded = keras.saving.load_model(tmp_path / "run" / "final_model.keras")
-    for got, wanted in zip(loaded.get_weights(), expected, strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
+    toys.assert_close(loaded.get_weights(), expected, rtol=1e-4, atol=1e-6)
     x, y = fit_program.data()
     outcome = loaded.evaluate(x[:70], y[:70], verbose=0)
     assert done.history["val_loss"][-1] == pytest.approx(outcome[0], rel=1e-5)
-    for weight, last in zip(model.get_weights(), steps[-1], strict=True):
-        np.testing.assert_array_equal(weight, last)
+    np.testing.assert_equal(model.get_weights(), steps[-1])
     run.restore(4)  # a checkpoint can be looked at: the end of the first epoch
     ours = model.evaluate(x[:70], y[:70], verbose=0)
     assert ours == pytest.approx([done.history[f"val_{name}"][0] for name in ("loss", "accuracy")])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_is_remembered_and_its_handler_comes_back(number):
+    before = signal.getsignal(number)
+    with interrupts.Interrupts() as asked:
+        signal.raise_signal(number)
+        assert asked.received == number
+    assert signal.getsignal(number) == before
+
+
+def test_a_sighup_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupts.Interrupts() as asked:
+            signal.raise_signal(signal.SIGHUP)
+            assert asked.received is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_second_ctrl_c_acts_at_once_and_the_first_after_a_sigterm_does_not():
+    """The checkpoint that the SIGTERM asked for may be under way."""
+    with interrupts.Interrupts() as asked:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        assert asked.received == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

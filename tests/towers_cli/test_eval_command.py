@@ -8,9 +8,9 @@ import subprocess
 
 import lighter
 import numpy as np
+import photos
 import pytest
 import scripts
-import tiny_photos
 
 from towers.runs import checkpoints, run_folder
 from towers_cli import checkpoint_evaluator, settings
@@ -202,7 +202,7 @@ class TestFollowing:
 
 
 def test_every_report_has_the_name_of_the_evaluated_split(tmp_path):
-    tiny_photos.prepare(tmp_path / "data", ("train", "validation", "extra"), size=(32, 32))
+    photos.prepare_tiny(tmp_path / "data", ("train", "validation", "extra"), size=(32, 32))
     flags = ["--dataset=tiny_photos", "--global_batch_size=8", "--microbatch_size=8"]
     flags += [f"--data_dir={tmp_path / 'data'}", "--train_epochs=0.64", "--summary_every_steps=0"]
     run = tmp_path / "run"

@@ -7,7 +7,7 @@ import pytest
 import scripts
 
 from towers import schedules
-from towers_cli import resolve, run_config
+from towers_cli import resolve, run_config, settings
 
 RATE = functools.partial(schedules.LearningRate, initial=1.0, examples_per_epoch=1000)
 RATES = {
@@ -83,3 +83,32 @@ def test_says_what_averaging_on_the_cpu_copies_to_gpus():
     [row] = [line for line in table(device="/GPU:0").splitlines() if "averaging" in line]
     assert " 1.0 MB " in row and "--parameter_device=gpu" in row
     assert "averaging" not in table() + table(device="/GPU:0", workers=2)
+
+
+class TestTheDefaultsOfGpus:
+    @pytest.mark.parametrize(
+        ("flags", "workers", "size", "device"),
+        [
+            (["--recipe=shapes", "--global_batch_size=2048"], 1, 256, "gpu"),
+            (["--recipe=fast"], 2, 128, "cpu"),  # the recipe's
+            (["--recipe=shapes"], 1, 64, "gpu"),  # the whole batch
+            (["--global_batch_size=512"], 1, 128, "cpu"),
+            (["--microbatch_size=16", "--parameter_device=gpu"], 1, 16, "gpu"),
+            (["--recipe=shapes", "--parameter_device=cpu"], 1, 64, "cpu"),
+        ],
+    )
+    def test_do_not_depend_on_how_many_there_are(self, flags, workers, size, device):
+        chosen = scripts.settings_of("--gpu_defaults", *flags)
+        for num_gpus in (1, 8):
+            resolved = resolve.resolved(chosen, num_gpus, 4, workers)
+            assert resolved.jit_compile and resolved.num_towers == num_gpus
+            assert resolved.intra_op_threads == resolve.SHARED_THREADS
+            assert (resolved.microbatch_size, resolved.parameter_device) == (size, device)
+
+    def test_do_not_override_a_flag(self):
+        chosen = scripts.settings_of("--gpu_defaults", "--nojit_compile")
+        assert resolve.resolved(chosen, 1, 4).jit_compile is False
+
+    def test_are_for_gpus(self):
+        with pytest.raises(settings.SettingsError, match="--gpu_defaults"):
+            resolve.resolved(scripts.settings_of("--gpu_defaults"), 0, 4)
