@@ -269,7 +269,7 @@ def test_refuses_arguments_by_name(arguments, name):
         ("'lenet'", lambda: networks.build("lenet", (8, 8, 3), 2)),
         ("'int8'", lambda: networks.build("resnet", (8, 8, 3), 2, compute_dtype="int8")),
         (r"\[0, 8, 3\]", lambda: networks.build("resnet", (0, 8, 3), 2)),
-        ("peculiar", lambda: fusing.fused(keras.Sequential([layers.Dense(2)], "peculiar"))),
+        ("peculiar", lambda: fusing.fused(keras.Sequential([layers.Dense(2)], name="peculiar"))),
         ("mask", lambda: FusedBatchNormalization()(tf.ones((2, 2, 2, 2)), mask=tf.ones((2, 2)))),
         ("'sgdm'", lambda: optimizers.make("sgdm")),
         ("compile", lambda: towers.Run("runs/none", of())),
