@@ -109,7 +109,7 @@ def test_the_parameter_device_is_that_of_the_weights():
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_steps_per_execution_is_one_call_with_xla_and_no_bit(jit_compile):
     """Without XLA a graph of several steps would be larger, and no faster."""
-    images, labels = toys.batch(8 * 6 + 3, [3])
+    images, labels = toys.batch(8 * 7 + 3, [3])  # the last batch is shorter than the one before
     result, shown = {}, []
     show = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: shown.append(logs))
     for steps in (1, 3):
