@@ -143,15 +143,6 @@ class TestEASGD:
         np.testing.assert_allclose(rule.cluster.holds[0], x)
 
 
-class TestSpeeds:
-    def test_a_jitter_has_a_mean_of_one_for_each_worker_and_gradient(self):
-        jitter = speeds.Speeds("jitter", 2)
-        drawn = np.array([[jitter.of_gradient(w, n) for n in range(3_000)] for w in range(2)])
-        np.testing.assert_allclose(drawn.mean(axis=1), 1, atol=0.03)
-        np.testing.assert_allclose(np.log(drawn).std(axis=1), speeds.JITTER, rtol=0.05)
-        assert len(np.unique(drawn)) == drawn.size
-
-
 class TestRace:
     def test_the_middle_of_three_evaluations_counts(self, images):
         entry = race.Entry(500, 0.01)

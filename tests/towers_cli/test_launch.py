@@ -61,6 +61,14 @@ def launched(start):
     return run
 
 
+def test_a_command_is_found_beside_python_and_on_the_path(launched, tmp_path, monkeypatch):
+    (tmp_path / "mine").write_text("print(1)")
+    (tmp_path / "mine").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for command in (["pip", "--version"], ["mine"]):
+        assert launched("", "--workers=1", script=command)[::2] == (0, [])
+
+
 def test_output_has_the_index_before_each_line(launched):
     program = """
     print("a", sys.argv[1:], flush=True)
