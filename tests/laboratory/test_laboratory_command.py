@@ -84,6 +84,7 @@ class Batches(problems.Parabola):
 def test_the_page_has_what_its_command_gives():
     """What does not depend on gradients is that of a parabola, which is fast to run."""
     parser = command.make_parser()
+    assert parser.description and "\n" not in parser.description
     page = (ROOT / "docs/laboratory.md").read_text("utf-8").split("--speeds=straggler` (")[1]
     lines = [line for line in page.splitlines() if line.startswith("| ")][1 : 1 + len(rules.RULES)]
     shown = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]

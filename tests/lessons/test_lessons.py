@@ -24,23 +24,21 @@ from lessons import (
 from lessons.where_time_goes import AHEAD, AT_ONCE, FIXED, NONE_AHEAD, SINGLE, STEP_BY_STEP
 
 LESSONS = {one.name: one for one in every.LESSONS}
-# What makes a lesson take seconds, on images that are drawn. (Four others are by hand.)
+# What makes a lesson take seconds, on images that are drawn. (Three others are by hand.)
 SHORT = {
     "averaging": {"steps": 4, "epochs": 1, "examples": 640, "seeds": (0, 1)},
     "batch_norm": {"examples": 6_000, "to_estimate": 1_000},
     "final_model": {"examples": 10_000},
     "graph": {"network": data.small_cifarnet, "steps": 5},
+    "memory": {"steps": 1, "processes": False},
     "scaling": {"towers": (1, 4, 16), "rules": ("fixed", "linear"), "accuracy": 0.60},
     "train_and_test_loss": {"examples": 500, "epochs": 50, "between": 10},
     "where_time_goes": {"turns": 1, "profiles": 2, "steps": 4, "processes": False},
 }  # fmt: skip
 LONG = SHORT.keys() - {"final_model", "graph"}
-BY_HAND = {"batch_size", "elastic_averaging", "memory", "synchronous_or_not"}
-NAMES = [
-    pytest.param(name, marks=pytest.mark.long if name in LONG else [])
-    for name in every.NAMES
-    if name not in BY_HAND
-]
+BY_HAND = {"batch_size", "elastic_averaging", "synchronous_or_not"}
+RUN = [name for name in every.NAMES if name not in BY_HAND]
+NAMES = [pytest.param(name, marks=pytest.mark.long if name in LONG else []) for name in RUN]
 
 
 @pytest.mark.parametrize("name", NAMES)
