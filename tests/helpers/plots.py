@@ -46,9 +46,9 @@ def described(draw) -> str:
 
 def look(artist) -> str:
     """Its colours, and its name where a legend has one."""
-    found = artist.get_color() if isinstance(artist, lines.Line2D) else artist.get_facecolor()
+    colour = artist.get_color() if isinstance(artist, lines.Line2D) else artist.get_facecolor()
     name = "" if artist.get_label().startswith("_") else f" {artist.get_label()}"
-    return " ".join(sorted({colors.to_hex(one) for one in colors.to_rgba_array(found)})) + name
+    return " ".join(sorted({colors.to_hex(one) for one in colors.to_rgba_array(colour)})) + name
 
 
 def in_short(numbers) -> str:
