@@ -1,4 +1,4 @@
-"""Gradients of several parts become one: order, None, IndexedSlices, mean and sum."""
+"""Gradients of several parts become one; what a hash of arrays tells apart; metrics in float32."""
 
 import keras
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 import toys
 
-from towers import gradients, hashes
+from towers import gradients, hashes, metrics
 
 
 def test_a_factor_is_not_rounded_to_the_type_of_a_narrow_gradient():
@@ -51,3 +51,20 @@ def test_hash_is_of_values_types_shapes_and_order():
     assert hashes.sha256([a[::-1][::-1], b.copy()]) == result[0]
     combined = [hashes.sha256_of_parts({"a": x, "b": y}) for x, y in ("12", "21", "11")]
     assert len(set(combined)) == 3 and len(combined[0]) == 64
+
+
+RNG = np.random.default_rng(0)
+LABELS, OUTPUTS = RNG.integers(4, size=50), RNG.normal(size=(50, 4)).astype("float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_are_keras_s_in_float32(dtype):
+    outputs = keras.ops.cast(OUTPUTS, dtype)
+    wide = keras.ops.cast(outputs, "float32")
+    expected = [
+        keras.metrics.sparse_top_k_categorical_accuracy(LABELS, wide, 2),
+        keras.losses.sparse_categorical_crossentropy(LABELS, wide, from_logits=True),
+    ]
+    for labels in (LABELS, np.eye(4)[LABELS]):
+        result = metrics.in_top(labels, outputs, 2), metrics.cross_entropy(labels, outputs)
+        toys.assert_close(result, expected, rtol=1e-5)

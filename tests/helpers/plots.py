@@ -1,10 +1,10 @@
 """What a plot shows, as text in tests/plots: a person reads it there, and a change is seen."""
 
-import collections
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from matplotlib import colors, figure, lines, style, text
+from matplotlib import collections, colors, figure, lines, style, text
 
 from laboratory import findings
 
@@ -31,7 +31,7 @@ def described(draw) -> str:
         for line in axes.lines:
             kind = f"{line.get_linestyle()} {line.get_marker()} {line.get_linewidth():g}"
             shown.append(f"curve {look(line)} {kind}: {in_short(line.get_xydata())}")
-        shapes = collections.defaultdict(list)  # by how they look
+        shapes = defaultdict(list)  # by how they look
         for bar in axes.patches:
             shapes[f"bars {look(bar)}"] += bar.get_bbox().bounds
         for several in axes.collections:
@@ -40,20 +40,23 @@ def described(draw) -> str:
         shown += [f"{kind}: {in_short(places)}" for kind, places in shapes.items()]
     for words in drawn.findobj(text.Text):
         if words.get_visible() and words.get_text():
-            shown.append(f"{in_short(words.get_position())}: {' '.join(words.get_text().split())}")
+            place = getattr(words, "xy", ()), words.get_position()
+            shown.append(f"{in_short(np.concatenate(place))}: {' '.join(words.get_text().split())}")
     return "\n".join(shown) + "\n"
 
 
 def look(artist) -> str:
     """Its colours, and its name where a legend has one."""
-    colour = artist.get_color() if isinstance(artist, lines.Line2D) else artist.get_facecolor()
+    is_line = isinstance(artist, lines.Line2D | collections.LineCollection)
+    colour = artist.get_color() if is_line else artist.get_facecolor()
     name = "" if artist.get_label().startswith("_") else f" {artist.get_label()}"
     return " ".join(sorted({colors.to_hex(one) for one in colors.to_rgba_array(colour)})) + name
 
 
 def in_short(numbers) -> str:
-    """All of a few numbers; of many how many they are, the first, the last and their sum."""
-    values = np.ravel(np.asarray(numbers, float))
+    """All of a few numbers; of many their number, the first and last four, and sums of columns."""
+    array = np.asarray(numbers, float)
+    values, sums = array.ravel(), np.ravel(array.sum(axis=0))
     if len(values) > 24:
-        values = [len(values), *values[:4], *values[-4:], values.sum()]
+        values = [len(values), *values[:4], *values[-4:], *sums]
     return " ".join(f"{value + 0.0:.4g}" for value in values)

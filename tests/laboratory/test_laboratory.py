@@ -112,8 +112,38 @@ class TestAsynchronous:
             x.append(x[-1] - 0.05 * x[n + 1])
         np.testing.assert_allclose(done.weights, x[6])
 
+    def test_equal_speeds_have_a_staleness_of_k_minus_one(self):
+        done, _ = run("asynchronous", PARABOLA, 5, until=60)
+        first = dict.fromkeys(range(4), 1)  # those that all began with the same weights
+        assert done.staleness == first | {4: done.used - 4}
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_nobody_is_further_ahead_than_the_bound(bound):
+    """All go at the pace of the straggler, which takes 4 for each of its 10."""
+    done, rule = run("bounded_staleness", PARABOLA, 3, "straggler", until=40, bound=bound)
+    assert max(rule.clocks.values()) - min(rule.clocks.values()) <= bound + 1
+    assert 10 * 3 <= done.used <= 10 * 3 + 2 * (bound + 1)
+
+
+@pytest.mark.parametrize(("name", "slow"), [("straggler", 1), ("two_speeds", 2)])
+def test_the_last_workers_are_slow(name, slow):
+    taken = [speeds.Speeds(name, 5, slowdown=3.0).of_gradient(worker, 0) for worker in range(5)]
+    assert taken == [1.0] * (5 - slow) + [3.0] * slow
+
+
+def test_a_dead_worker_stops_the_step_until_it_is_noticed():
+    """5 steps of 4, nothing until 15.5, the 6th with the 3 gradients that are there, 14 more."""
+    of_workers, rule = speeds.Speeds("dying", 4, dies_at=5.5), rules.Synchronous(0.1)
+    done = simulation.run("a", rule, PARABOLA, of_workers, until=30, noticed_after=10.0)
+    assert (done.updates, done.used) == (20, 5 * 4 + 15 * 3)
+
 
 class TestLocalSGD:
+    def test_post_local_switches_after_its_examples(self):
+        done, _ = run("post_local_sgd", PARABOLA, 4, until=40, local_steps=8, switch_after=32)
+        assert done.updates == 8 + 4  # 8 steps of 4 examples, then 4 rounds of 8 steps
+
     def test_h_steps_between_means_by_hand(self, network):
         done, _ = run("local_sgd", network, 2, until=6, local_steps=3, rate=0.1)
         # Workers take turns at the one row of batches: 0, 2, 4 and 1, 3, 5.

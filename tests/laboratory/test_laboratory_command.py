@@ -77,10 +77,6 @@ def test_the_network_that_flags_ask_for(shapes):
     np.testing.assert_array_equal(problem.gradient(problem.initial, 2), gradient)
 
 
-class Batches(problems.Parabola):
-    batch = 16
-
-
 def test_the_page_has_what_its_command_gives():
     """What does not depend on gradients is that of a parabola, which is fast to run."""
     parser = command.make_parser()
@@ -90,7 +86,9 @@ def test_the_page_has_what_its_command_gives():
     shown = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     options = parser.parse_args(["compare", "--speeds=straggler"])
     command.check(parser, options)
-    runs = [command.one_run(options, Batches(0.01), rule, float(rate)) for rule, rate, *_ in shown]
+    parabola = problems.Parabola(0.01)
+    parabola.batch = options.batch
+    runs = [command.one_run(options, parabola, rule, float(rate)) for rule, rate, *_ in shown]
     _, rows = report.table(runs)
     assert [row[:2] + row[4:8] for row in rows] == [row[:2] + row[4:8] for row in shown]
 
