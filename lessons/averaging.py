@@ -93,7 +93,6 @@ def finding(same: bool, gaps: dict, right: dict, name: str) -> findings.Finding:
             "same": same,
             "first": {way: path[0] for way, path in gaps.items()},
             "gaps": {way: path[-1] for way, path in gaps.items()},
-            "apart": apart,
         },
         draw=lambda figure: draw(figure, gaps, accuracy),
         data=name,
@@ -103,32 +102,25 @@ def finding(same: bool, gaps: dict, right: dict, name: str) -> findings.Finding:
 
 def ways() -> dict[str, Way]:
     """Each way by its name, a right one before those that are compared with it."""
-    float64 = functools.partial(data.small_cifarnet, "float64")
+    small, resnet = data.small_cifarnet, data.small_resnet
+    float64, whole = functools.partial(small, "float64"), halves(mean, cuts=[BATCH])
+    after, of_batch = "clipped after the mean", "batch norm over the whole batch"
+    adam_right = "Adam, mean of two halves"
     return {
-        RIGHT: Way(data.small_cifarnet, halves(mean)),
+        RIGHT: Way(small, halves(mean)),
         f"{RIGHT}, float64": Way(float64, halves(mean)),
-        f"{WHOLE}, float64": Way(float64, halves(mean, cuts=[BATCH]), f"{RIGHT}, float64"),
-        f"{WHOLE}, float32": Way(data.small_cifarnet, halves(mean, cuts=[BATCH]), RIGHT),
-        "weight decay on one tower only": Way(
-            data.small_cifarnet, halves(mean, decays=[1, 0]), RIGHT
-        ),
-        "sum instead of mean": Way(data.small_cifarnet, halves(total), RIGHT),
-        "uneven parts, 96 and 32": Way(data.small_cifarnet, halves(mean, cuts=[96, 32]), RIGHT),
-        "clipped after the mean": Way(data.small_cifarnet, halves(mean, clip_after=True)),
-        "clipped before the mean": Way(
-            data.small_cifarnet, halves(mean, clip_before=True), "clipped after the mean"
-        ),
-        "batch norm over the whole batch": Way(data.small_resnet, halves(mean, cuts=[BATCH])),
-        "batch norm per tower": Way(
-            data.small_resnet, halves(mean), "batch norm over the whole batch"
-        ),
-        "Adam, mean of two halves": Way(data.small_cifarnet, halves(mean), adam=True),
-        "Adam, sum instead of mean": Way(
-            data.small_cifarnet, halves(total), "Adam, mean of two halves", adam=True
-        ),
-        "Adam, mean of the halves' own steps": Way(
-            data.small_cifarnet, halves(None), "Adam, mean of two halves", adam=True
-        ),
+        f"{WHOLE}, float64": Way(float64, whole, f"{RIGHT}, float64"),
+        f"{WHOLE}, float32": Way(small, whole, RIGHT),
+        "weight decay on one tower only": Way(small, halves(mean, decays=[1, 0]), RIGHT),
+        "sum instead of mean": Way(small, halves(total), RIGHT),
+        "uneven parts, 96 and 32": Way(small, halves(mean, cuts=[96, 32]), RIGHT),
+        after: Way(small, halves(mean, clip_after=True)),
+        "clipped before the mean": Way(small, halves(mean, clip_before=True), after),
+        of_batch: Way(resnet, whole),
+        "batch norm per tower": Way(resnet, halves(mean), of_batch),
+        adam_right: Way(small, halves(mean), adam=True),
+        "Adam, sum instead of mean": Way(small, halves(total), adam_right, adam=True),
+        "Adam, mean of the halves' own steps": Way(small, halves(None), adam_right, adam=True),
     }
 
 

@@ -166,9 +166,7 @@ def finding(right: dict, named: dict, equal: dict, name: str) -> findings.Findin
             if equal["gradients"]
             else "This run cannot tell: the gradients differed."
         ),
-        numbers={
-            "accuracy": accuracy, "equal": equal, "off": off, "wide": wide, "against": against,
-        },
+        numbers={"accuracy": accuracy, "equal": equal, "off": off, "wide": wide},
         draw=lambda figure: draw(figure, accuracy, against, off),
         data=name,
     )  # fmt: skip

@@ -252,16 +252,7 @@ def finding(examples: dict, per_second: dict, noise: dict, stopped: dict, accura
             f"The noise scale of the gradient was {scales} examples after "
             f"{', '.join(f'{seen:,}' for seen in noise)} examples of a run."
         ),
-        numbers={
-            "examples": means,
-            "of_seeds": examples,
-            "images_per_second": per_second,
-            "noise_scale": noise,
-            "seconds": seconds,
-            "predicted": expected,
-            "stopped": stopped,
-            "gap": gap,
-        },
+        numbers={"of_seeds": examples, "noise_scale": noise, "stopped": stopped},
         draw=lambda figure: draw(figure, examples, per_second, seconds, expected),
         data=name,
         runs=f"{len(small)} seeds",

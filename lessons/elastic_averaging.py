@@ -215,10 +215,8 @@ def finding(
         ),
         numbers={
             "sprung": sprung,
-            "better": better,
             "periods": {period: mean_of(of_seeds) for period, of_seeds in of_period.items()},
             "synchronous": synchronous,
-            "boundary": boundary,
         },
         draw=lambda figure: draw(figure, sprung, workers, synchronous, boundary),
         data=name,

@@ -42,7 +42,7 @@ def run(setup: findings.Setup) -> findings.Finding:
         ),
         rows=rows,
         answer=answer(first),
-        numbers={"first_decay": first},
+        numbers={},
         draw=draw,
         data="",
     )

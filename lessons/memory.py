@@ -72,7 +72,7 @@ def finding(
         ],
         answer=answer(counted, agreement),
         claim=of_the_mean(agreement, curves),
-        numbers={"counted": counted, "agreement": agreement, "curves": curves},
+        numbers={"curves": curves},
         draw=lambda figure: draw(figure, counted, measured, curves),
         data=name,
     )

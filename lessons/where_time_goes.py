@@ -98,13 +98,7 @@ def run(setup: findings.Setup, *, turns=5, profiles=6, steps=8, processes=True) 
 
 
 def finding(
-    rates: Mapping,
-    behind: Mapping,
-    trained: Mapping,
-    parts: Mapping,
-    expected: Step,
-    launches: Mapping,
-    name: str,
+    rates: dict, behind: dict, trained: dict, parts: dict, expected: Step, launches: dict, name: str
 ) -> findings.Finding:
     """The tables and the answer."""
     return findings.Finding(
@@ -112,12 +106,7 @@ def finding(
         rows=[as_row(*row) for row in rows(trained, parts, expected, behind)],
         more=[launch_table(launches)],
         answer=answer(behind, launches),
-        numbers={
-            "steps": parts,
-            "rates": rates,
-            "behind": behind,
-            "launches": launches,
-        },
+        numbers={"steps": parts, "rates": rates, "launches": launches},
         draw=lambda figure: draw(figure, rates, behind, parts, expected),
         data=name,
     )
