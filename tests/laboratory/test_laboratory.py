@@ -93,8 +93,9 @@ class TestSynchronous:
         assert done.used == 40
 
     def test_the_warm_up_goes_from_one_rate_to_k_rates(self):
-        # Four workers on x**2 / 2, over 8 examples: rates 0.1, 0.25, 0.4, 0.4 by hand.
-        done, _ = run("warm_up", PARABOLA, 4, until=4, rate=0.1, warm_up=8)
+        # Four workers on x**2 / 2, over 8 batches of 3: rates 0.1, 0.25, 0.4, 0.4 by hand.
+        threes = type("Threes", (problems.Parabola,), {"batch": 3})()
+        done, _ = run("warm_up", threes, 4, until=4, rate=0.1, warm_up=24)
         np.testing.assert_allclose(done.weights, 0.9 * 0.75 * 0.6 * 0.6)
         # So has every rule that makes steps of several gradients; here of three of four.
         backup, _ = run("backup_workers", PARABOLA, 4, until=4, backups=1, warm_up=6)
