@@ -13,7 +13,7 @@ from laboratory import data, findings, paired, problems, race, report, rules, si
 from laboratory import network as network_of
 from towers import devices
 
-PARABOLA = problems.Parabola()
+PARABOLA = type("OfThree", (problems.Parabola,), {"batch": 3})()
 EASGD_STAYS_AT = {"moving_rate": 0.0}  # the spring does not pull
 
 
@@ -94,11 +94,10 @@ class TestSynchronous:
 
     def test_the_warm_up_goes_from_one_rate_to_k_rates(self):
         # Four workers on x**2 / 2, over 8 batches of 3: rates 0.1, 0.25, 0.4, 0.4 by hand.
-        threes = type("Threes", (problems.Parabola,), {"batch": 3})()
-        done, _ = run("warm_up", threes, 4, until=4, rate=0.1, warm_up=24)
+        done, _ = run("warm_up", PARABOLA, 4, until=4, rate=0.1, warm_up=24)
         np.testing.assert_allclose(done.weights, 0.9 * 0.75 * 0.6 * 0.6)
         # So has every rule that makes steps of several gradients; here of three of four.
-        backup, _ = run("backup_workers", PARABOLA, 4, until=4, backups=1, warm_up=6)
+        backup, _ = run("backup_workers", PARABOLA, 4, until=4, backups=1, warm_up=18)
         np.testing.assert_allclose(backup.weights, 0.9 * 0.8 * 0.7 * 0.7)
         at_once, _ = run("warm_up", PARABOLA, 4, until=2, rate=0.1, warm_up=0)
         np.testing.assert_allclose(at_once.weights, 0.6 * 0.6)
@@ -142,8 +141,8 @@ def test_a_dead_worker_stops_the_step_until_it_is_noticed():
 
 class TestLocalSGD:
     def test_post_local_switches_after_its_examples(self):
-        done, _ = run("post_local_sgd", PARABOLA, 4, until=40, local_steps=8, switch_after=32)
-        assert done.updates == 8 + 4  # 8 steps of 4 examples, then 4 rounds of 8 steps
+        done, _ = run("post_local_sgd", PARABOLA, 4, until=40, local_steps=8, switch_after=96)
+        assert done.updates == 8 + 4  # 8 steps of 4 * 3 examples, then 4 rounds of 8 steps
 
     def test_h_steps_between_means_by_hand(self, network):
         done, _ = run("local_sgd", network, 2, until=6, local_steps=3, rate=0.1)
@@ -231,9 +230,9 @@ class TestRuns:
     def test_a_run_ends_after_three_points_that_are_enough(self):
         rule, of_workers = rules.Asynchronous(0.1), speeds.Speeds("constant", 2)
         done = simulation.run(
-            "a", rule, PARABOLA, of_workers, until=99, every_examples=4, enough=0.0
+            "a", rule, PARABOLA, of_workers, until=99, every_examples=12, enough=0.0
         )
-        assert [(point.time, point.examples) for point in done.points] == [(0, 0), (2, 4), (4, 8)]
+        assert [(point.time, point.examples) for point in done.points] == [(0, 0), (2, 12), (4, 24)]
 
     def test_the_distance_is_that_of_what_workers_hold(self):
         done, _ = run("synchronous", PARABOLA, 2, until=2.5, message=0.5)
