@@ -38,7 +38,7 @@ def batches(
         may be memory-mapped; float64 becomes float32 batch by batch. Or a `grain.MapDataset` of
         (inputs, labels), or a `keras.utils.PyDataset` of batches of these: they are read in their
         own order, epoch by epoch, and have to give the same for a position every time.
-      labels: likewise.
+      labels: likewise; None where the model has a loss of its own.
       sample_weight: [n], at least 0; None weighs all examples the same.
       augment: (inputs, draws) to inputs, of a batch as tensors, such as the `in_training` of a
         `preprocess.Preprocessing`. It is traced as it is written: Python's `if` on a tensor is an
@@ -62,18 +62,16 @@ def batches(
         rows = tf.nest.flatten(examples.some)
         content = f"{examples.num_examples} {hashes.sha256(rows)}"
     else:
-        parts = (inputs, labels) if sample_weight is None else (inputs, labels, sample_weight)
-        examples = InMemory(*parts)
+        if labels is None and not (sample_weight is None and mix is None):
+            raise ValueError("arrays: sample_weight and mix need labels")
+        examples = InMemory(*(p for p in (inputs, labels, sample_weight) if p is not None))
         content = hashes.sha256(tf.nest.flatten(examples.parts))
     if sample_weight is not None:
         weight = examples.parts[2]
         if np.ndim(weight) != 1 or not np.all((weight >= 0) & np.isfinite(weight)):
             raise ValueError("arrays: sample_weight must be [n], every one finite and at least 0")
-        if mix is not None:
-            raise ValueError(
-                "arrays: sample_weight and mix do not go together: an example of weight 0 would be "
-                "mixed into its neighbour"
-            )
+        if mix is not None:  # an example of weight 0 would be mixed into its neighbour
+            raise ValueError("arrays: sample_weight and mix do not go together")
     how = f"{seed} {shuffle} {augment is None} {mix is None}"
     fingerprint = hashlib.sha256(f"{how} {content}".encode()).hexdigest()
     return by_step.Source(examples, fingerprint, augment, mix, seed, shuffle)
@@ -84,8 +82,8 @@ class Examples:
 
     Attributes:
       num_examples: of an epoch.
-      parts: (inputs, labels) or (inputs, labels, sample_weight), arrays [n, ...] for any n; batches
-        have their structure, types and shapes.
+      parts: (inputs, labels, sample_weight) or the first of these, arrays [n, ...] for any n;
+        batches have their structure, types and shapes.
       batches_ahead: how many are made ahead of the reader.
       problem: what ended the reading, where it was something that a person can repair.
     """
@@ -142,10 +140,7 @@ class InMemory(Examples):
                 )
         lengths = [len(leaf) for leaf in self._leaves]
         if len(set(lengths)) != 1 or 0 in lengths:
-            raise ValueError(
-                "arrays must all have the same number of examples, at least 1; they have "
-                f"{', '.join(map(str, lengths))}"
-            )
+            raise ValueError(f"arrays have {lengths} examples: must be one number, at least 1")
         self.num_examples = lengths[0]
 
     def _rows(self, ids):
@@ -197,8 +192,7 @@ class _Unbatched:
         number, row = divmod(position % len(self), self._size)
         if number < self._last and self._length(number) != self._size:
             raise ValueError(
-                f"batch {number} has {self._length(number)} examples: all but the last must have "
-                f"{self._size}, as the first"
+                f"batch {number} has {self._length(number)} examples: must have {self._size}, too"
             )
         return tf.nest.map_structure(lambda leaf: np.asarray(leaf)[row], self._batch(number))
 

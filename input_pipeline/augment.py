@@ -80,9 +80,7 @@ class Augmentation:
         if not 0.0 <= self.erasing <= 1.0:
             raise ValueError(f"random_erasing={self.erasing}: must be from 0 to 1")
         if self.name != "none" and self.image_shape[2] != 3:
-            raise ValueError(
-                f"{self.name} takes images of 3 channels, but these have {self.image_shape[2]}"
-            )
+            raise ValueError(f"{self.name} takes images of 3 channels, not {self.image_shape[2]}")
 
     def operations(self, draws: batches.Draws) -> tuple[tf.Tensor, tf.Tensor]:
         """What each image of a batch is distorted by, one after the other, as for `distorted`."""

@@ -136,27 +136,24 @@ class Source:
           global_batch_size: examples per step.
 
         Returns:
-          An iterator over (inputs, labels) or (inputs, labels, sample_weight).
+          An iterator over the `parts` of the examples, such as (inputs, labels).
 
         Raises:
           ValueError: a number is out of range.
           DataError: as they are read, a picture cannot be used, and is named.
         """
         if not 0 <= first_step <= last_step:
-            raise ValueError(
-                f"first_step={first_step}, last_step={last_step}: the first must be at least 0 and "
-                "at most the last"
-            )
+            raise ValueError(f"first_step={first_step}, last_step={last_step}: must be in order")
         order = Order(self.num_examples, global_batch_size, self.seed, self.shuffle)
 
         def batch_of_step(step):
             ids, draws = order(step)  # int64 [batch]
-            inputs, labels, *weight = self.examples.gather(ids, draws)  # [batch, ...] each
+            inputs, *others = self.examples.gather(ids, draws)  # [batch, ...] each
             if self.augment is not None:
                 inputs = self.augment(inputs, draws)
             if self.mix is not None:
-                inputs, labels = self.mix(inputs, labels, draws)
-            return inputs, labels, *weight
+                inputs, others[0] = self.mix(inputs, others[0], draws)
+            return inputs, *others
 
         steps = tf.data.Dataset.range(first_step, last_step)
         return iter(Repeatable(steps, batch_of_step, self.examples))

@@ -49,10 +49,7 @@ def load(
     """
     if dataset == "shapes":
         if image_size is not None:
-            raise DataError(
-                f"image_size={image_size}: the images of dataset=shapes have one size and are not "
-                "scaled; leave it out."
-            )
+            raise DataError(f"image_size={image_size}: must be left out with dataset=shapes")
         arrays = shapes.make(split)
         return ImageArrays(*arrays, class_names=shapes.CLASS_NAMES, source="drawn")
     if dataset == FOLDER and not data_dir:

@@ -47,8 +47,7 @@ def classifier(
     outputs = ops.cast(network(prepare(resized) if prepare else resized), "float32")
     if len(class_names) != outputs.shape[-1]:
         raise ValueError(
-            f"class_names has {len(class_names)} names, but the network {outputs.shape[-1]} "
-            "outputs: give one name for each"
+            f"class_names has {len(class_names)} names: must be {outputs.shape[-1]}, of the outputs"
         )
     probabilities = ops.softmax(outputs) if gives_logits else outputs
     names = list(class_names)

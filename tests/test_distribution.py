@@ -199,6 +199,17 @@ def test_a_model_that_keras_has_fitted_is_on_towers_from_then_on(capfd):
     assert "towers" in capfd.readouterr().out  # as it says at its first batch
 
 
+def test_predicts_without_compile():
+    """And where layers were frozen since, which a prediction does not depend on."""
+    model = keras.Sequential([keras.Input((8,)), layers.Dense(3)])
+    expected = model.predict(X, verbose=0)
+    towers.distribute(model, 2)
+    for count in (54, 7):
+        outputs = model.predict(X[:count], verbose=0)
+        np.testing.assert_allclose(outputs, expected[:count], 1e-5, 1e-6)
+        model.trainable = False
+
+
 def test_says_once_how_a_batch_is_computed(capfd):
     model = made(num_towers=3, size=40)
     model.fit(X, Y, **FIT)

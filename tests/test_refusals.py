@@ -117,7 +117,7 @@ def assigned(layer, x):
 
 
 def totalled(layer, x):
-    layer.own.assign_add(ops.sum(x))
+    layer.own.assign_add(ops.sum(x**2))
     return x
 
 
@@ -155,6 +155,44 @@ class CountsTwice(Counts):
         return super().call(x)
 
 
+def words_and_places():
+    """Of one table."""
+    call = lambda own, x: own.table(ops.cast(x > 0, "int32")) + own.table(ops.arange(8))  # noqa: E731
+    make = lambda own: setattr(own, "table", layers.Embedding(8, 3))  # noqa: E731
+    return of(Calls(call, make, name="peculiar"), layers.Flatten())
+
+
+@tf.custom_gradient
+def doubled(x):
+    return 2 * x, lambda upstream: 2 * upstream
+
+
+def with_own_gradient(is_last):
+    """Of a weight that is no argument; one that is an argument, `doubled`'s, is right."""
+
+    def call(layer, x):
+        function = lambda x: x * doubled(layer.peculiar)  # noqa: E731
+        back = lambda upstream, variables=(): (upstream, [ops.sum(upstream)] * len(variables))  # noqa: E731
+        own = tf.custom_gradient(lambda x: (function(x), back))
+        return own(x) if is_last else keras.remat(function)(x)
+
+    def make(layer):
+        layer.peculiar = layer.add_weight(shape=(), name="peculiar")
+
+    last = Calls(call, make)
+    return of(layers.Dense(3), head=last) if is_last else of(last)
+
+
+def in_training_alone(noise, call):
+    """Beside a layer for which the rest is looked at without training."""
+
+    class InTraining(Calls):
+        def call(self, x, training=False):
+            return self.function(self, x) if training else x
+
+    return of(noise, InTraining(call, weight("total"), name="peculiar"))
+
+
 class Largest(keras.metrics.Sum):
     def update_state(self, values):
         self.total.assign(ops.maximum(self.total, ops.max(values)))
@@ -186,7 +224,17 @@ REFUSED = {  # by what the message must name
     "the first of two metrics of one name": (CountsTwice, "peculiar"),
     "a metric that does not add": (lambda: Counts(Largest, lambda x: x), "peculiar"),
     "a running total": (lambda: layer(totalled, weight("total")), "total"),
-}
+    "two views": (lambda: of(head=Calls(lambda own, x: ops.concatenate([x, x], axis=0))), "output"),
+    "words and places": (words_and_places, "peculiar"),
+    "remat": (lambda: with_own_gradient(is_last=False), "peculiar"),
+    "a gradient of ones own": (lambda: with_own_gradient(is_last=True), "peculiar"),
+    "a sum in training beside dropout": (
+        lambda: in_training_alone(layers.Dropout(0.5), added(lambda x: ops.sum(x**2))), "add_loss",
+    ),
+    "a total in training beside batch norm": (
+        lambda: in_training_alone(layers.BatchNormalization(), totalled), "total",
+    ),
+}  # fmt: skip
 
 
 def compiled(model, **arguments):
@@ -307,14 +355,21 @@ def averaged(layer, x):
     return x - layer.own
 
 
+def a_weight(layer):
+    layer.own = layer.add_weight()
+
+
+MEAN_SQUARE = added(lambda x: ops.mean(x**2))
 ACCEPTED = {
-    "add_loss of a mean": lambda: layer(added(lambda x: ops.mean(x**2))),
-    "a running mean": lambda: layer(averaged, weight("mean")),
-    "batch norm beside add_loss": lambda: of(
-        layers.BatchNormalization(), Calls(added(lambda x: ops.mean(x**4)))
+    "add_loss of a mean": lambda: layer(MEAN_SQUARE),
+    "add_loss of a mean in training alone": lambda: in_training_alone(
+        layers.Dropout(0.5), MEAN_SQUARE
     ),
+    "a weight as an argument": lambda: layer(lambda own, x: x + doubled(own.own), a_weight),
+    "a running mean": lambda: layer(averaged, weight("mean")),
+    "batch norm beside add_loss": lambda: of(layers.BatchNormalization(), Calls(MEAN_SQUARE)),
     "dropout beside add_loss": lambda: of(
-        layers.Dropout(0.5), layers.BatchNormalization(), Calls(added(lambda x: ops.mean(x**2)))
+        layers.Dropout(0.5), layers.BatchNormalization(), Calls(MEAN_SQUARE)
     ),
 }
 

@@ -11,7 +11,7 @@ from towers import distribution, schedules
 
 EPOCH = 1000
 GLOBAL_BATCH = 10
-STEPS_PER_EPOCH = EPOCH // GLOBAL_BATCH
+STEPS = EPOCH // GLOBAL_BATCH
 
 
 def rate(schedule, initial=1.0, examples_per_epoch=EPOCH, **arguments):
@@ -20,26 +20,17 @@ def rate(schedule, initial=1.0, examples_per_epoch=EPOCH, **arguments):
 
 OF_KERAS = keras.optimizers.schedules
 EACH = [  # ours, and Keras's
-    (
-        rate("exponential", epochs_per_decay=2.0, decay_factor=0.5),
-        OF_KERAS.ExponentialDecay(1.0, 2 * STEPS_PER_EPOCH, decay_rate=0.5, staircase=True),
-    ),
-    (  # Keras decays after the boundary's step, we with it.
-        rate("piecewise", decay_factor=0.5, decay_epochs=(1.0, 3.0)),
-        OF_KERAS.PiecewiseConstantDecay(
-            [STEPS_PER_EPOCH - 1, 3 * STEPS_PER_EPOCH - 1], [1.0, 0.5, 0.25]
-        ),
-    ),
+    (rate("exponential", epochs_per_decay=2.0, decay_factor=0.5),
+     OF_KERAS.ExponentialDecay(1.0, 2 * STEPS, decay_rate=0.5, staircase=True)),
+    # Keras decays after the boundary's step, we with it.
+    (rate("piecewise", decay_factor=0.5, decay_epochs=(1.0, 3.0)),
+     OF_KERAS.PiecewiseConstantDecay([STEPS - 1, 3 * STEPS - 1], [1.0, 0.5, 0.25])),
     (rate("constant", 0.3), lambda step: 0.3),
-    (rate("cosine", total_epochs=4.0), OF_KERAS.CosineDecay(1.0, 4 * STEPS_PER_EPOCH)),
-    (rate("linear", total_epochs=4.0), OF_KERAS.PolynomialDecay(1.0, 4 * STEPS_PER_EPOCH, 0.0)),
-    (
-        rate("cosine", warmup_epochs=1.0, total_epochs=4.0),
-        OF_KERAS.CosineDecay(
-            0.0, 3 * STEPS_PER_EPOCH, warmup_target=1.0, warmup_steps=STEPS_PER_EPOCH
-        ),
-    ),
-]
+    (rate("cosine", total_epochs=4.0), OF_KERAS.CosineDecay(1.0, 4 * STEPS)),
+    (rate("linear", total_epochs=4.0), OF_KERAS.PolynomialDecay(1.0, 4 * STEPS, 0.0)),
+    (rate("cosine", warmup_epochs=1.0, total_epochs=4.0),
+     OF_KERAS.CosineDecay(0.0, 3 * STEPS, warmup_target=1.0, warmup_steps=STEPS)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("epochs_per_decay", [0.1, 0.3, 0.7, 1.1, 350.0])
@@ -54,7 +45,7 @@ def test_decays_come_in_time_whatever_the_rounding_of_fractions(epochs_per_decay
 
 @pytest.mark.parametrize(("ours", "keras_s"), EACH)
 def test_rate_is_keras_s_at_every_step(ours, keras_s):
-    steps = range(5 * STEPS_PER_EPOCH)
+    steps = range(5 * STEPS)
     outcome = [ours(step * GLOBAL_BATCH) for step in steps]
     np.testing.assert_allclose(outcome, [float(keras_s(step)) for step in steps], rtol=0, atol=1e-6)
 

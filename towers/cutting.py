@@ -36,10 +36,7 @@ def dense(batch: Structure) -> Structure:
     shapes = [tuple(tensor.shape) for tensor in tensors(batch)]
     sizes = {shape[0] if shape else None for shape in shapes}
     if len(sizes) != 1 or not sizes.isdisjoint({None, 0}):
-        raise ValueError(
-            f"a batch has arrays of the shapes {shapes}: all must have the same number of examples "
-            "first, at least 1"
-        )
+        raise ValueError(f"a batch has arrays of shapes {shapes}: must have as many examples each")
     return batch
 
 

@@ -41,9 +41,7 @@ def choose(towers: int | Sequence[str] | None = None) -> tuple[str, ...]:
         return _named(towers)
     towers = max(1, num_gpus) if towers is None else towers
     if type(towers) is not int:
-        raise TypeError(
-            f"towers={towers!r}: must be their number, or a list of their devices' names"
-        )
+        raise TypeError(f"towers={towers!r}: must be their number, or a list of their devices")
     if towers < 1:
         raise ValueError(f"num_towers={towers}: must be at least 1")
     machine.tell_about_gpus()

@@ -7,17 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 import tensorflow as tf
 
-from towers import (
-    cut_check,
-    cutting,
-    devices,
-    hashes,
-    refusals,
-    separable,
-    step,
-    updating,
-    worker,
-)
+from towers import cut_check, cutting, devices, hashes, refusals, separable, step, updating, worker
 
 from keras.src import backend  # isort: skip
 from keras.src.utils import io_utils  # isort: skip

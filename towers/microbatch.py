@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import tree
 
@@ -69,6 +70,8 @@ class Microbatch:
       training: whether layers train.
       jit_compile: XLA compiles a pass to one program, the same for any number of towers.
       traced: of each trace what its forward pass gives, which says what is None in it.
+      has_same_rows: after a trace, of each weight whether all microbatches take the same rows of it
+        for all their examples together.
     """
 
     model: keras.Model
@@ -77,6 +80,7 @@ class Microbatch:
 
     def __post_init__(self):
         self.traced: list[Forward] = []
+        self.has_same_rows: list[bool] = []
         self.forward = self._function(self._forward)
         self.backward = self._function(self._backward)
 
@@ -127,6 +131,11 @@ class Microbatch:
             refusals.check_outputs(model, outputs, x)
             from_layers = list(scope.losses)
             value = loss(outputs)
+        if self.training:
+            refusals.check_gradients(model, weights, [outputs, from_layers, value])
+            both = zip(model.trainable_variables, weights, strict=True)
+            same = [_has_same_rows(v.path, weight, x) for v, weight in both]
+            self.has_same_rows = [*map(all, zip(same, self.has_same_rows or same, strict=True))]
 
         def changed(variables: Sequence[keras.Variable], before: Sequence[tf.Tensor]) -> list:
             # Keras hands back the very tensor it was given for a variable that nothing assigned.
@@ -143,6 +152,26 @@ class Microbatch:
         )
         self.traced.append(forward)
         return forward
+
+
+def _has_same_rows(path: str, weight: tf.Tensor, x: object) -> bool:
+    """Whether rows are taken of a weight, but not by what is in the examples, nor one for each."""
+    inputs, waiting, by_place = {t.name for t in cutting.tensors(x)}, [weight], set()
+    while waiting:
+        for op in waiting.pop().consumers():
+            waiting += op.outputs if op.type in ("Cast", "Identity") else []
+            if op.type == "GatherV2":
+                rows = (
+                    op.inputs[1].op.inputs[-1]
+                    if op.inputs[1].op.type == "SelectV2"
+                    else op.inputs[1]
+                )
+                known = np.ravel(tf.get_static_value(rows))  # [None] where it is not
+                is_one_of_each = len(known) > 1 == len(set(known))
+                by_place.add(not is_one_of_each and not refusals.source(rows, inputs))
+    if len(by_place) == 2:
+        raise ValueError(f"{path} has rows of tokens and of places: make them two embeddings")
+    return by_place == {True}
 
 
 def join_outputs(forwards: Sequence[Forward]) -> object:

@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -31,8 +31,7 @@ def check_model(model: keras.Model) -> None:
             )
     if model.run_eagerly:
         raise ValueError(
-            "run_eagerly=True: towers are one graph; compile without it, or debug the model before "
-            "towers.distribute"
+            "run_eagerly=True: towers are one graph; compile without it, or debug without towers"
         )
     if tf.distribute.has_strategy() or model._distribute_strategy is not None:
         raise ValueError(
@@ -70,19 +69,53 @@ def _why_not(layer: keras.layers.Layer) -> str | None:
 
 
 def check_outputs(model: keras.Model, outputs: object, x: object) -> None:
-    """Checks that outputs can be joined: each is of the examples of a microbatch, in their order.
+    """Checks that outputs can be joined: each has a row for each example, in their order.
 
     Raises:
-      ValueError: one has no axis for them.
+      ValueError: one has not, such as one of two views of each example.
     """
     n = cutting.num_examples(x)
     for output in keras.tree.flatten(outputs):
-        rows = output.shape[0] if output.shape.rank else None
-        if output.shape.rank == 0 or (rows is not None and rows % n):
+        shape = tf.TensorShape(getattr(output, "shape", ()))
+        if output is not None and (shape.rank == 0 or (shape.rank and shape[0] not in (None, n))):
             raise ValueError(
-                f"{type(model).__name__} has an output of shape {tuple(output.shape)} for {n} "
-                "examples, which towers cannot join: give each output the examples as first axis"
+                f"{type(model).__name__} has an output of shape {tuple(shape)} for {n} examples, "
+                "which towers cannot join: give each output the examples as first axis"
             )
+
+
+def check_gradients(model: keras.Model, weights: Sequence[tf.Tensor], results: object) -> None:
+    """Checks that gradients reach all weights that a pass, in the present graph, has used.
+
+    A function with a gradient of its own has one of the variables, too, that it uses besides its
+    arguments; but in a pass they are tensors, `weights`. A ValueError names one that is lost.
+    """
+    paths = {w.name: v.path for w, v in zip(weights, model.trainable_variables, strict=True)}
+    used = {tensor.name for tensor in tf.nest.flatten(results) if isinstance(tensor, tf.Tensor)}
+    operations = tf.compat.v1.get_default_graph().get_operations()
+    for op in (one for one in operations if one.type == "IdentityN"):
+        is_own = op.node_def.attr["_gradient_op_type"].s.startswith(b"CustomGradient-")
+        names = {tensor.name for tensor in op.inputs}  # results, and arguments, which nobody reads
+        for value, end in zip(op.inputs, op.outputs, strict=True) if is_own else ():
+            is_result = end.consumers() or end.name in used
+            if is_result and (lost := source(value, paths, names - {value.name})):
+                raise ValueError(
+                    f"{paths[lost]} has no gradient within keras.remat, tf.recompute_grad or "
+                    "tf.custom_gradient: make it an argument, or use a smaller microbatch_size"
+                )
+
+
+def source(value: tf.Tensor, among: Container[str], ends: Iterable[str] = ()) -> str | None:
+    """The name of a tensor `among` some that `value` is computed from, beyond shapes and `ends`."""
+    seen, waiting = set(ends), [value]
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.name in among and tensor.name not in seen:
+            return tensor.name
+        if tensor.name not in seen and tensor.op.type not in ("Shape", "ShapeN", "Size"):
+            waiting += tensor.op.inputs
+        seen.add(tensor.name)
+    return None
 
 
 def is_overridden(owner: keras.Model | type, name: str) -> bool:
@@ -107,9 +140,7 @@ def no_hidden_state(model: keras.Model, scope: keras.StatelessScope) -> Iterator
     nodes = (operation.node_def for operation in graph.get_operations()[first:])
     for node in itertools.chain(nodes, *functions):
         if node.op.startswith("Assign") and node.op.endswith("VariableOp"):
-            raise ValueError(
-                f"{name} assigns a tf.Variable when it is called ({node.name}): {_WEIGHT}"
-            )
+            raise ValueError(f"{name} assigns a tf.Variable in a call ({node.name}): {_WEIGHT}")
         if _draws_by_state(node):
             raise ValueError(
                 f"{name} draws random numbers with {node.op} ({node.name}), which depend on what "
@@ -135,15 +166,9 @@ def no_lost_state(model: keras.Model, scope: keras.StatelessScope) -> Iterator[N
             )
     new = [value for key, value in scope.state_mapping.items() if key not in before]
     if any(value.dtype == tf.int64 and value.shape == [2] for value in new):
-        raise ValueError(
-            f"{name} draws random numbers without a generator of its own, so that every step would "
-            f"draw the same: {_GENERATOR}"
-        )
+        raise ValueError(f"{name} would draw the same numbers in every step: {_GENERATOR}")
     if new:
-        raise ValueError(
-            f"{name} assigns a variable that is not among its weights, so that its value would be "
-            f"lost: {_WEIGHT}"
-        )
+        raise ValueError(f"{name} assigns a variable that is not among its weights: {_WEIGHT}")
 
 
 def _draws_by_state(node: tf.compat.v1.NodeDef) -> bool:

@@ -75,5 +75,5 @@ def check_outputs(outputs: object) -> None:
     for output in tree.flatten(outputs):
         if backend.get_keras_mask(output) is not None:
             raise NotSeparable("an output has a mask")
-        if len(output.shape) < 2:
+        if output is not None and len(output.shape) < 2:
             raise NotSeparable("an output has one axis")

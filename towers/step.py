@@ -78,7 +78,10 @@ class Program:
         self._variables = self._trained()
 
     def _trained(self) -> list[int]:
-        return [*map(id, self.model.trainable_variables), id(self.model.optimizer)]
+        return [
+            *map(id, self.model.trainable_variables),
+            id(getattr(self.model, "optimizer", None)),
+        ]
 
     def trace(self, batch: cutting.Structure, size: int) -> ConcreteFunction:
         """The graph for such batches, [n, ...], in microbatches of `size`; finds out what fails."""
@@ -153,10 +156,9 @@ class Program:
         return self._steps[step](list(batches))
 
     def _build(self, batch, size: int, alone: bool):
-        if self._variables != self._trained():
+        if self.training and self._variables != self._trained():
             raise ValueError(
-                "trainable or the optimizer has changed since the last compile: call compile "
-                "again for it to have effect"
+                "trainable or the optimizer has changed since the last compile: call compile again"
             )
         parts = len(cutting.sizes(cutting.num_examples(batch), size))
         towers_of_workers = self.towers_of_workers or [len(self.tower_devices)]
@@ -181,7 +183,7 @@ class Program:
         passes = {m: one.forward for m, one in results.items()}
         with tf.name_scope("average_gradients") as in_average:
             total, forwards = among(*self._collect(leaves, passes, weights, among), sizes)
-            total = [_merge_equal_rows(value, sizes) for value in total]
+            total = self._merge_same_rows(total, sizes)
 
         def average() -> updating.Averages:
             losses = [forward.loss for forward in forwards]
@@ -227,7 +229,7 @@ class Program:
                     leaves |= {m: _back(*tapes[m], upstream[m]) for m in share}
             with tf.name_scope("average_gradients"):
                 total, _ = among(*self._collect(leaves, {}, [1] * len(sizes), among), sizes)
-                total = [_merge_equal_rows(value, sizes) for value in total]
+                total = self._merge_same_rows(total, sizes)
                 mean = gradients.add_weight_by_weight(total, direct)
         averages = updating.Averages(loss, [loss], mean, changes)
         return self._update(batch, forwards, mean, lambda: averages)
@@ -315,6 +317,25 @@ class Program:
             forwards += tower_passes
         return sums, forwards
 
+    def _merge_same_rows(self, total: Sequence[gradients.Gradient], sizes: Sequence[int]) -> list:
+        """The rows of embeddings as Keras's `fit` gives them to the optimizer.
+
+        The rows of all examples, in their order, are the batch's own: optimizers square them one by
+        one. But the rows of positions, which all microbatches take, the batch has once, summed over
+        its examples; one for each example, as of a token that begins all of them, stay.
+        """
+
+        def merged(value: tf.IndexedSlices) -> tf.IndexedSlices:
+            rows = tf.shape(value.indices)[0] // len(sizes)
+            parts = tf.reshape(value.values, [len(sizes), rows, *value.values.shape[1:]])
+            summed = gradients.pairwise_tree(tf.unstack(parts, num=len(sizes)), tf.add)
+            return tf.IndexedSlices(summed, value.indices[:rows], value.dense_shape)
+
+        return [
+            merged(value) if isinstance(value, tf.IndexedSlices) and is_same else value
+            for value, is_same in zip(total, self.pass_.has_same_rows, strict=True)
+        ]
+
     def _changes(
         self, forwards: Sequence[microbatch.Forward], weights: list[float]
     ) -> updating.Changes:
@@ -381,40 +402,6 @@ def _mean(values: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.Tensor:
     return total if len(values) == 1 else total / tf.cast(sum(weights), total.dtype)
 
 
-def _merge_equal_rows(value: gradients.Gradient, sizes: Sequence[int]) -> gradients.Gradient:
-    """The rows of an embedding as Keras's `fit` gives them to the optimizer.
-
-    The rows of all examples, in their order, are the batch's own: optimizers square them one by
-    one. But where all microbatches have the same rows, as those of positions, the batch has them
-    once, summed over its examples. Where all examples have the same rows, as a token that begins
-    each of them, microbatches have them, too; these stay.
-    """
-    count, examples = len(sizes), sum(sizes)
-    if not isinstance(value, tf.IndexedSlices) or count == 1:
-        return value
-    total = tf.shape(value.indices)[0]
-
-    def have_the_same(parts: int) -> tf.Tensor:
-        """Whether all of so many parts of the rows are the same."""
-        each = total // parts
-        rows = tf.reshape(value.indices[: parts * each], [parts, each])
-        return (total == parts * each) & tf.reduce_all(rows == rows[:1])
-
-    def merged():
-        rows = total // count
-        # Cut, because the other branch may have a number of rows that does not fit.
-        values = value.values[: count * rows]
-        values = tf.reshape(values, [count, rows, *values.shape[1:]])
-        summed = gradients.pairwise_tree(tf.unstack(values, num=count), tf.add)
-        return summed, value.indices[:rows]
-
-    same = have_the_same(count)
-    if examples > count:
-        same &= ~have_the_same(examples)
-    values, indices = tf.cond(same, merged, lambda: (value.values, value.indices))
-    return tf.IndexedSlices(values, indices, value.dense_shape)
-
-
 def _back(tape, weights, outputs, incoming) -> list[gradients.Gradient]:
     """From the gradients with respect to the outputs of a microbatch to those of the weights."""
     known = [
@@ -427,7 +414,7 @@ def _back(tape, weights, outputs, incoming) -> list[gradients.Gradient]:
 def _floating(forward: microbatch.Forward) -> list[tf.Tensor]:
     """What of a pass a joined loss may depend on."""
     tensors = [*tree.flatten(forward.outputs), *forward.losses]
-    return [tensor for tensor in tensors if tensor.dtype.is_floating]
+    return [t for t in tensors if t is not None and (t.dtype.is_floating or t.dtype.is_complex)]
 
 
 def _after(result, part):

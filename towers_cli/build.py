@@ -115,8 +115,7 @@ def build_network(
     decayed = network.decayed(model)
     if chosen.weight_decay and not decayed:
         raise settings.SettingsError(
-            f"--weight_decay={chosen.weight_decay}: --model={chosen.model} has no kernel to decay; "
-            "must be 0"
+            f"--weight_decay={chosen.weight_decay}: must be 0, as {chosen.model} has no kernel"
         )
     if chosen.optimizer not in optimizers.DECOUPLED_WEIGHT_DECAY:
         with settings.as_flags("--"):

@@ -41,10 +41,7 @@ def _application(
     model = function(classifier_activation=None, **options)
     scaling = (keras.layers.Rescaling, keras.layers.Normalization)
     if any(isinstance(layer, scaling) for layer in model.layers):
-        raise ValueError(
-            "the model scales raw pixels itself, but gets scaled images; choose one that does not, "
-            "such as EfficientNetV2B0"
-        )
+        raise ValueError("the model scales raw pixels itself: choose one that does not")
     return model
 
 

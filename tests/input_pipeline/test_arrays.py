@@ -47,6 +47,14 @@ def test_keep_their_structure_types_and_weights(tmp_path):
     assert kinds == [np.float32, np.uint8, np.float16, bool, np.float32]
 
 
+def test_may_have_no_labels():
+    [(inputs,), *_] = taken(arrays.batches(X, augment=lambda x, draws: -x, shuffle=False))
+    np.testing.assert_array_equal(inputs, -X[:BATCH])
+    for name, given in {"sample_weight": Y, "mix": lambda x, y, draws: (x, y)}.items():
+        with pytest.raises(ValueError, match=name):
+            arrays.batches(X, **{name: given})
+
+
 @pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize("kind", ["f2", "f4", "f8", "i4", "i8", "u2"])
 def test_of_another_byte_order_are_the_same_numbers(kind, order):
@@ -59,15 +67,9 @@ def test_of_another_byte_order_are_the_same_numbers(kind, order):
 
 def test_have_a_fingerprint_of_their_values_and_order():
     others = [
-        ((X, Y), {}),
-        ((X + 1, Y), {}),
-        ((X, Y + 1), {}),
-        ((X, Y), {"seed": 1}),
-        ((X, Y), {"shuffle": False}),
-        ((X, Y), {"mix": max}),
-        ((X, Y, np.ones(N)), {}),
-        ((X.astype(np.float64), Y), {}),
-        ((X.reshape(N, 1, 2), Y), {}),
+        *(((X, Y), given) for given in ({}, {"seed": 1}, {"shuffle": False}, {"mix": max})),
+        *((each, {}) for each in ((X + 1, Y), (X, Y + 1), (X, Y, np.ones(N)))),
+        *(((x, Y), {}) for x in (X.astype(np.float64), X.reshape(N, 1, 2))),
     ]
     result = {arrays.batches(*each, **options).fingerprint for each, options in others}
     assert len(result) == len(others)
@@ -133,23 +135,14 @@ class Listed(list):
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        ((X, Y[:3]), "10, 3"),
-        ((X[:0], Y[:0]), "at least 1"),
-        ((X, np.array(["a"] * N)), "<U1"),
-        ((X, np.array([None] * N)), "object"),
-        ((3.0, Y), "float64"),
-        ((X, Y, Y[:2]), "10, 10, 2"),
-        ((X, Y, Y - 1), "sample_weight"),
-        ((X, Y, Y[:, None]), "sample_weight"),
-        ((np.ma.array(X), Y), "masked"),
-        ((X, np.ma.array(Y)), "masked"),
-        ((X, Y, np.ma.array(Y)), "masked"),
-        ((Listed(),), "must have"),
-        ((Listed(X),), "must have"),
-        ((MapDataset(), Y), "must be"),
-        ((Ragged(),), "must have"),
+        ((X, Y[:3]), "10, 3"), ((X[:0], Y[:0]), "at least 1"), ((X, np.array(["a"] * N)), "<U1"),
+        ((X, np.array([None] * N)), "object"), ((3.0, Y), "float64"), ((X, Y, Y[:2]), "10, 10, 2"),
+        ((X, Y, Y - 1), "sample_weight"), ((X, Y, Y[:, None]), "sample_weight"),
+        ((np.ma.array(X), Y), "masked"), ((X, np.ma.array(Y)), "masked"),
+        ((X, Y, np.ma.array(Y)), "masked"), ((Listed(),), "must have"),
+        ((Listed(X),), "must have"), ((MapDataset(), Y), "must be"), ((Ragged(),), "must have"),
     ],
-)
+)  # fmt: skip
 def test_of_something_else_are_refused(arguments, names):
     with pytest.raises((TypeError, ValueError), match=names):
         arrays.batches(*arguments)

@@ -104,14 +104,10 @@ REFUSED = {
     "empty": (b"", "is empty"),
     "text": (b"<html>", "is not JPEG or PNG or WEBP or GIF or BMP, or has a damaged header"),
     "tiff": (photos.encoded(PICTURE, "TIFF"), "is not JPEG or PNG"),
-    "cut jpeg": (JPEG[:-200], "cannot be decoded"),
-    "head": (JPEG[:30], "cannot be decoded"),
+    "cut jpeg": (JPEG[:-200], "cannot be decoded"), "head": (JPEG[:30], "cannot be decoded"),
     "cut png": (PNG[:-200], "cannot be decoded"),
-    "bomb": (
-        bmp_of_32_bits(0, 14_000, 14_000),
-        "cannot be decoded .DecompressionBombError: Image size",
-    ),
-}
+    "bomb": (bmp_of_32_bits(0, 14_000, 14_000), "cannot be decoded .DecompressionBombError"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -189,5 +189,5 @@ def test_tells_classes_of_one_name_apart():
 
 
 def test_another_number_of_names_is_refused():
-    with pytest.raises(ValueError, match="class_names has 2 names, but the network 3 outputs"):
+    with pytest.raises(ValueError, match="class_names has 2 .* 3"):
         classifier(network(), names=NAMES[:2])

@@ -147,16 +147,13 @@ TOWERS = ("--from_towers=9", "--to_towers=1")
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--from_towers=0", "--to_towers=1"),
-        (*TOWERS, "--learning_rate=nan"),
-        (*TOWERS, "--steps=9999999999999"),
-        (*TOWERS, "--scaling=cubic"),
-        (*TOWERS, "--step=3"),
+        ("--from_towers=0", "--to_towers=1"), (*TOWERS, "--learning_rate=nan"),
+        (*TOWERS, "--steps=9999999999999"), (*TOWERS, "--scaling=cubic"), (*TOWERS, "--step=3"),
         (*TOWERS, "--optimizer=adam", "--momentum=0.9"),
         (*TOWERS, "--moving_average_decay=0.9999999"),  # rounds to 1 on one tower
         ("--from_towers=2", "--to_towers=1024", "--per_tower_batch_size=2048"),
     ],
-)
+)  # fmt: skip
 def test_what_is_refused_is_named_in_one_line(capsys, arguments):
     assert recipe.main(arguments) == 2
     out, err = capsys.readouterr()

@@ -53,14 +53,11 @@ def test_steps_on_several_towers_are_one_run(tmp_path, numbers, model, dtype, op
 
 
 FAST = (
-    "--recipe=fast",
+    "--recipe=fast", "--global_batch_size=16", "--microbatch_size=4", "--verify_every_steps=1",
     "--compute_dtype=float32",  # the others are slow on some processors
-    "--global_batch_size=16",
-    "--microbatch_size=4",
     "--train_epochs=0.0128",  # 4 steps, of a schedule that falls to 0
-    "--verify_every_steps=1",
     "--summary_every_steps=0",
-)
+)  # fmt: skip
 
 
 @pytest.mark.long
@@ -83,13 +80,10 @@ def test_the_fast_recipe_goes_on_on_another_number_of_towers(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ([], 16),
-        (["--global_batch_size=24"], 16),  # at least so many
-        (["--global_batch_size=1000"], 125),
-        (["--microbatch_size=4"], 4),
-        (["--compute_dtype=bfloat16"], 16),
+        ([], 16), (["--global_batch_size=24"], 16), (["--global_batch_size=1000"], 125),
+        (["--microbatch_size=4"], 4), (["--compute_dtype=bfloat16"], 16),
     ],
-)
+)  # fmt: skip
 def test_towers_and_devices_do_not_occur_in_the_default_microbatches(
     num_towers, num_gpus, flags, expected
 ):
@@ -101,16 +95,13 @@ def test_towers_and_devices_do_not_occur_in_the_default_microbatches(
 @pytest.mark.parametrize(
     ("cores", "flags", "expected"),
     [
-        (2, [], 1),
-        (64, [], 1),
-        (64, ["--microbatch_size=64"], 1),
+        (2, [], 1), (64, [], 1), (64, ["--microbatch_size=64"], 1),
         (2, ["--jit_compile"], 8),  # XLA's microbatches share these threads
-        (64, ["--jit_compile"], 8),
-        (16, ["--jit_compile", "--microbatch_size=128"], 16),
+        (64, ["--jit_compile"], 8), (16, ["--jit_compile", "--microbatch_size=128"], 16),
         (16, ["--microbatch_size=128"], 16),  # which has the machine to itself
         (16, ["--intra_op_threads=3"], 3),
     ],
-)
+)  # fmt: skip
 def test_cores_do_not_occur_in_the_default_threads_of_several_microbatches(cores, flags, expected):
     chosen = resolve.resolved(scripts.settings_of(*flags), num_gpus=0, cores=cores)
     assert chosen.intra_op_threads == expected

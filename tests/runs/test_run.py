@@ -330,6 +330,29 @@ def test_arguments_that_cannot_be_are_refused(given, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_an_epoch_that_max_steps_cuts_ends_once_for_callbacks_that_count(tmp_path):
+    """EarlyStopping would have another `best` than in a run that is not cut."""
+    cut, options = {"max_steps": 5}, {"checkpoint_every_steps": 0}
+    stop = lambda: [keras.callbacks.EarlyStopping("loss", patience=9)]  # noqa: E731
+    for name, callbacks in (("counts", stop), ("whole", list)):
+        fit(tmp_path / name, compiled(), callbacks=callbacks(), **cut | options)
+    with pytest.raises(towers.UserError, match="EarlyStopping"):
+        fit(tmp_path / "counts", compiled(), callbacks=stop(), **options)
+    fit(tmp_path / "counts", compiled(), callbacks=stop(), **cut | options)  # as it has ended
+    hashes = [fit(tmp_path / name, compiled(), **options)[1] for name in ("whole", "alone")]
+    assert hashes[0].weights_sha256 == hashes[1].weights_sha256
+
+
+def test_a_model_may_have_no_loss_but_its_layers_and_no_labels(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.ActivityRegularization(0.1)])
+    model.add(keras.layers.Dense(1, kernel_regularizer="l2"))
+    model.compile("sgd")
+    towers.distribute(model, 2)
+    source = arrays.batches(np.ones((32, 3), np.float32))
+    done = towers.Run(tmp_path / "run", model).fit(source, batch_size=16, epochs=2, verbose=0)
+    assert done.history["loss"][1] < done.history["loss"][0]
+
+
 def test_what_keras_cannot_save_is_refused_before_the_first_step(tmp_path):
     class Rate(keras.optimizers.schedules.LearningRateSchedule):
         def __call__(self, step):

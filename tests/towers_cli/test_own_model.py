@@ -120,24 +120,17 @@ def test_what_cannot_be_trained_is_named(here, model, flag, code, reason):
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        ("none:build", "'none'"),
-        ("mine.sub:build", "'mine'"),
-        ("needs:build", "'no_such_package'"),
-        ("broken:build", "{here}/broken.py, line 3"),
-        ("typo:build", "SyntaxError: "),
-        ("mine:other", "'other'"),
-        ("mine:number", "not callable"),
-        ("mine:wrong", "{here}/mine.py, line "),
-        ("mine:nothing", "NoneType"),
-        ("mine:three", r"\(None, 3\)"),
-        ("mine:smaller", "ValueError: "),
-        ("mine:ends_with_softmax", "softmax"),
-        ("mine:frozen", "trainable"),
-        ("exits:build", "SystemExit: 0"),
+        ("none:build", "'none'"), ("mine.sub:build", "'mine'"),
+        ("needs:build", "'no_such_package'"), ("broken:build", "{here}/broken.py, line 3"),
+        ("typo:build", "SyntaxError: "), ("mine:other", "'other'"),
+        ("mine:number", "not callable"), ("mine:wrong", "{here}/mine.py, line "),
+        ("mine:nothing", "NoneType"), ("mine:three", r"\(None, 3\)"),
+        ("mine:smaller", "ValueError: "), ("mine:ends_with_softmax", "softmax"),
+        ("mine:frozen", "trainable"), ("exits:build", "SystemExit: 0"),
         ("mine:unsaved", "ValueError: "),
         *((name, "cifarnet, resnet") for name in ("mine", ":build", "mine:build()")),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_network_is_refused(here, model, reason):
     done = scripts.train(here / "run", f"--model={model}")
     assert done.returncode == 2

@@ -79,7 +79,7 @@ def test_the_readme_s_command_takes_a_folder(tmp_path):
     ("chosen", "code", "message"),
     [
         (["--dataset=folder", "--data_dir="], 1, "dataset=folder needs `data_dir`"),
-        (["--dataset=shapes", "--data_dir="], 1, "image_size=24: the images of dataset=shapes"),
+        (["--dataset=shapes", "--data_dir="], 1, "image_size=24: "),
         (["--eval_split=val"], 1, "has no split 'val'"),
         (["--model=resnet50"], 2, "images of 24 x 24 are too small for resnet50"),
         (["--model=EfficientNetB0", "--image_size=32"], 2, "scales raw pixels itself"),

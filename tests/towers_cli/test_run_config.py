@@ -57,16 +57,11 @@ def table(*flags, device="/CPU:0", workers=1, rate="constant", last_step=9) -> s
     "rate, last_step, warns",
     [
         ("exponential", 84, True),  # it begins at epoch 1.992, and the rate decays at 2
-        ("exponential", 85, False),
-        ("piecewise", 41, True),
-        ("cosine", 166, True),
-        ("cosine", 167, False),
-        ("linear", 100, True),
-        ("constant", 9, False),
-        ("warm-up", 41, True),
-        ("warm-up", 42, False),
+        ("exponential", 85, False), ("piecewise", 41, True), ("cosine", 166, True),
+        ("cosine", 167, False), ("linear", 100, True), ("constant", 9, False),
+        ("warm-up", 41, True), ("warm-up", 42, False),
     ],
-)
+)  # fmt: skip
 def test_warns_of_a_rate_that_does_not_change_as_it_was_to(rate, last_step, warns):
     assert ("WARNING" in table(rate=rate, last_step=last_step)) == warns
 

@@ -33,16 +33,12 @@ class Cluster:
             parts = _ADDRESS.fullmatch(address)
             if parts is None or not 0 < int(parts[2]) < 2**16:
                 raise ValueError(
-                    f"{address!r} is not host:port: must be a name or IPv4 address, and a port "
-                    "from 1 to 65535"
+                    f"{address!r} is not host:port: must be a name or IPv4 address, and 1 to 65535"
                 )
             if address in self.addresses[:place]:
                 raise ValueError(f"{address} is listed twice; give each worker its peers address")
         if not 0 <= self.index < len(self.addresses):
-            raise ValueError(
-                f"index={self.index}: must be at least 0 and below the number of workers, "
-                f"{len(self.addresses)}"
-            )
+            raise ValueError(f"index={self.index}: must be from 0 to {len(self.addresses) - 1}")
 
     def name(self, index: int) -> str:
         """A worker as messages name it."""

@@ -46,11 +46,7 @@ NETWORKS: dict[str, Network] = {
 }
 
 # Weights are float32 in all of them; what changes is the type that layers compute in.
-DTYPE_POLICIES = {
-    "float32": "float32",
-    "bfloat16": "mixed_bfloat16",
-    "float16": "mixed_float16",
-}
+DTYPE_POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
 
 def build(
@@ -81,9 +77,7 @@ def build(
         raise ValueError(f"model={name!r}: must be one of {', '.join(NETWORKS)}")
     network = NETWORKS[name] if isinstance(name, str) else name
     if compute_dtype not in DTYPE_POLICIES:
-        raise ValueError(
-            f"compute_dtype={compute_dtype!r}: must be one of {', '.join(DTYPE_POLICIES)}"
-        )
+        raise ValueError(f"compute_dtype={compute_dtype!r}: must be in {[*DTYPE_POLICIES]}")
     if min(image_shape) < 1:
         raise ValueError(f"images of {list(image_shape)} after preprocessing are too small")
     policy = keras.DTypePolicy(DTYPE_POLICIES[compute_dtype])

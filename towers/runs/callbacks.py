@@ -16,15 +16,7 @@ import numpy as np
 import tensorflow as tf
 import tqdm
 
-from towers import (
-    cutting,
-    gradients,
-    hashes,
-    moving_averages,
-    schedules,
-    shares,
-    updating,
-)
+from towers import cutting, gradients, hashes, moving_averages, schedules, shares, updating
 from towers.runs import fit_state, run_folder, summaries
 
 

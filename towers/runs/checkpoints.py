@@ -112,8 +112,7 @@ def check_origin(path: str, run_sha256: str) -> None:
         notes = tf.train.load_checkpoint(_prefix(path)).get_tensor(f"notes/0{_VALUE}")
     if json.loads(notes.decode()).get("run_sha256") != run_sha256:
         raise CheckpointError(
-            f"checkpoint {path} belongs to another run, with other settings or images; move it to "
-            "that run"
+            f"checkpoint {path} belongs to another run, with other settings or images; move it away"
         )
 
 

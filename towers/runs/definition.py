@@ -25,7 +25,8 @@ def describe_run(
 
     The optimizer is as `describe` has it; callbacks without a `get_config` decide nothing.
     """
-    things = {"loss": model.loss, "loss_weights": model._compile_loss._user_loss_weights}
+    weights = getattr(model._compile_loss, "_user_loss_weights", None)
+    things = {"loss": model.loss, "loss_weights": weights}
     things |= {type(one).__name__: one for one in callbacks if hasattr(one, "get_config")}
     defined = {**data, **optimizer, "jit_compile": bool(model.jit_compile)}
     for name, thing in things.items():

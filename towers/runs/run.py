@@ -55,7 +55,8 @@ from keras.src.utils.python_utils import pythonify_logs  # isort: skip
 # Of a run's state: what callbacks remember, the epoch that was last begun, the step after which the
 # end of one was last dealt with, whether a callback has stopped the run, and what it ran on.
 _NEW_NOTES = {
-    "callbacks": {}, "epoch": None, "ended_at": 0, "stopped": False, "runs_on": None, "changes": [],
+    "callbacks": {}, "epoch": None, "ended_at": 0, "end": None, "stopped": False, "runs_on": None,
+    "changes": [],
 }  # fmt: skip
 _CONFIG_OF_STATE = ("run_sha256", "runs_on", "changes")  # a part of `config.json` in the notes, too
 
@@ -167,7 +168,7 @@ class Run:
           batch_size: examples of a step.
           epochs: after which the run ends, counted from its beginning.
           max_steps: likewise, where that is earlier; it may be within an epoch, which a run with a
-            later end finishes.
+            later end finishes, unless callbacks such as EarlyStopping have seen an end of it.
           validation_data: as Keras's `fit` takes it; or batches that can be iterated over again and
             again, such as `input_pipeline.images.evaluated`.
           validation_freq, verbose: as Keras's `fit` takes them.
@@ -348,8 +349,7 @@ class Run:
             worker.check_same(self.workers, "their states", self.state.parts_sha256(), label)
         if wrong := [v.path for v in self._finite if not np.isfinite(_values(v)).all()]:
             raise run_errors.TrainingError(
-                f"step {self.state.step}: the update has left NaN or Inf in {', '.join(wrong)}; "
-                "a lower learning rate may help"
+                f"step {self.state.step}: the update has left NaN or Inf in {', '.join(wrong)}"
             )
         if not self.workers.is_chief:
             return
@@ -362,6 +362,7 @@ class Run:
         """Saves the state, with what callbacks remember, and what the run has run on until now."""
         notes = self._notes | {name: self._config[name] for name in _CONFIG_OF_STATE}
         notes |= {"callbacks": self._memory.collect(), "stopped": bool(self.model.stop_training)}
+        notes["end"] = self._last_step
         self.state.notes.assign(json.dumps(notes))
         self.folder.check_held()
         checkpoints.save(self.state, self.folder.checkpoints, self._keep)
@@ -435,11 +436,18 @@ class Run:
         variables = [*self.model.variables, *self.model.optimizer.variables]
         # Not those with the -inf of a mask.
         self._finite = [v for v in variables if not np.isinf(_values(v)).any()]
-        if self.state.step > self._last_step:
-            raise run_errors.TrainingError(
-                f"the run is at step {self.state.step}, past its end, {self._last_step}; give it a "
-                "later one"
-            )
+        step, notes = self.state.step, self._notes
+        if step > self._last_step:
+            raise run_errors.TrainingError(f"the run is at step {step}, past {self._last_step}")
+        is_within = step > self._data.first_step(self._data.epoch(step))
+        if step == notes["ended_at"] == notes["end"] < self._last_step and is_within:
+            counted = {key.split()[0] for key, memory in notes["callbacks"].items() if memory}
+            others = (c for c in callbacks if not isinstance(c, run_callbacks.RunCallback))
+            if wrong := sorted(counted.intersection(type(c).__name__ for c in others)):
+                raise run_errors.TrainingError(
+                    f"max_steps={step} was within an epoch whose end {', '.join(wrong)} has seen: "
+                    "begin another run with the later end"
+                )
 
     def _take(self) -> None:
         """On the chief: gives a new run its first weights, before an optimizer copies them."""

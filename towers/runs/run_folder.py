@@ -76,8 +76,7 @@ class RunFolder:
             fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunFolderError(
-                f"{self.shown}: another process is training in it; wait for it, stop it, or choose "
-                "another folder"
+                f"{self.shown}: another process trains in it; wait, or choose another folder"
             ) from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
@@ -145,8 +144,7 @@ def check_path(path: str | os.PathLike) -> None:
     text = os.fspath(path)
     if "://" in text or _PATTERN.search(text):
         raise ValueError(
-            f"folder={text}: must be a local path without the characters * ? [ ] and \\, which "
-            "TensorFlow reads as patterns"
+            f"folder={text}: must be a local path without TensorFlow's patterns, * ? [ ] and \\"
         )
 
 

@@ -31,8 +31,7 @@ class Epochs:
         self.num_examples = source.num_examples
         if not 1 <= batch_size <= self.num_examples:
             raise ValueError(
-                f"batch_size={batch_size}: must be from 1 to the source's {self.num_examples} "
-                "examples"
+                f"batch_size={batch_size}: must be from 1 to {self.num_examples}, the examples of x"
             )
         self.batch_size, self._source = batch_size, source
         digest = hashlib.sha256(source.fingerprint.encode()).hexdigest()

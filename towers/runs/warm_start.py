@@ -42,9 +42,8 @@ def locate(init_from: str | os.PathLike) -> str:
         return newest
     if final is None:
         raise WarmStartError(
-            f"init_from={init_from}: must be the folder of a run with a final model or a "
-            "checkpoint, a checkpoint in one such as runs/first/checkpoints/step-500, or a .keras "
-            "file"
+            f"init_from={init_from}: must be a run's folder with a final model or a checkpoint,"
+            " a checkpoint such as runs/first/checkpoints/step-500, or a .keras file"
         )
     return str(folder.final_model)
 
