@@ -32,7 +32,7 @@ train: $(VENV)/installed ## train on the embedded data set with two towers (a mi
 	@echo "  $(VENV)/bin/towers-compare runs/shapes runs/one_tower"
 
 # Three processes keep two cores busy: some tests wait for a clock or a socket.
-test: $(VENV)/installed ## run the tests (four minutes)
+test: $(VENV)/installed ## run the tests (four to six minutes)
 	$(say)
 	$(VENV)/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder -m "not long and not site"
 
