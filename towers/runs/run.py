@@ -438,7 +438,7 @@ class Run:
         self._finite = [v for v in variables if not np.isinf(_values(v)).any()]
         step, notes = self.state.step, self._notes
         if step > self._last_step:
-            raise run_errors.TrainingError(f"the run is at step {step}, past {self._last_step}")
+            raise run_errors.TrainingError(f"step {step} is past {self._last_step}: end it later")
         is_within = step > self._data.first_step(self._data.epoch(step))
         if step == notes["ended_at"] == notes["end"] < self._last_step and is_within:
             counted = {key.split()[0] for key, memory in notes["callbacks"].items() if memory}
