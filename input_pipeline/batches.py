@@ -143,7 +143,9 @@ class Source:
           DataError: as they are read, a picture cannot be used, and is named.
         """
         if not 0 <= first_step <= last_step:
-            raise ValueError(f"first_step={first_step}, last_step={last_step}: must be in order")
+            raise ValueError(
+                f"first_step={first_step}, last_step={last_step}: must be at least 0, and in order"
+            )
         order = Order(self.num_examples, global_batch_size, self.seed, self.shuffle)
 
         def batch_of_step(step):

@@ -36,7 +36,7 @@ def dense(batch: Structure) -> Structure:
     shapes = [tuple(tensor.shape) for tensor in tensors(batch)]
     sizes = {shape[0] if shape else None for shape in shapes}
     if len(sizes) != 1 or not sizes.isdisjoint({None, 0}):
-        raise ValueError(f"a batch has arrays of shapes {shapes}: must have as many examples each")
+        raise ValueError(f"a batch has shapes {shapes}: all must have as many examples, at least 1")
     return batch
 
 

@@ -70,8 +70,7 @@ class Microbatch:
       training: whether layers train.
       jit_compile: XLA compiles a pass to one program, the same for any number of towers.
       traced: of each trace what its forward pass gives, which says what is None in it.
-      has_same_rows: after a trace, of each weight whether all microbatches take the same rows of it
-        for all their examples together.
+      has_same_rows: after a trace, of each weight whether all microbatches take the same rows.
     """
 
     model: keras.Model
@@ -161,14 +160,13 @@ def _has_same_rows(path: str, weight: tf.Tensor, x: object) -> bool:
         for op in waiting.pop().consumers():
             waiting += op.outputs if op.type in ("Cast", "Identity") else []
             if op.type == "GatherV2":
-                rows = (
-                    op.inputs[1].op.inputs[-1]
-                    if op.inputs[1].op.type == "SelectV2"
-                    else op.inputs[1]
-                )
-                known = np.ravel(tf.get_static_value(rows))  # [None] where it is not
-                is_one_of_each = len(known) > 1 == len(set(known))
-                by_place.add(not is_one_of_each and not refusals.source(rows, inputs))
+                rows = op.inputs[1]
+                if not (is_by_examples := bool(refusals.source(rows, inputs))):
+                    while rows.op.type == "SelectV2":  # of keras.ops.take, for rows below 0
+                        rows = rows.op.inputs[-1]
+                    known = np.ravel(tf.get_static_value(rows))  # [None] where it is not
+                    is_by_examples = len(known) > 1 == len(set(known))  # one for each of them
+                by_place.add(not is_by_examples)
     if len(by_place) == 2:
         raise ValueError(f"{path} has rows of tokens and of places: make them two embeddings")
     return by_place == {True}

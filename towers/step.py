@@ -78,10 +78,8 @@ class Program:
         self._variables = self._trained()
 
     def _trained(self) -> list[int]:
-        return [
-            *map(id, self.model.trainable_variables),
-            id(getattr(self.model, "optimizer", None)),
-        ]
+        optimizer = getattr(self.model, "optimizer", None)  # none where it is not compiled
+        return [*map(id, self.model.trainable_variables), id(optimizer)]
 
     def trace(self, batch: cutting.Structure, size: int) -> ConcreteFunction:
         """The graph for such batches, [n, ...], in microbatches of `size`; finds out what fails."""

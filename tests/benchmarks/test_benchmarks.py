@@ -10,6 +10,7 @@ import pytest
 import scripts
 
 from benchmarks import turns
+from benchmarks.peers import tasks
 
 # A side whose "step" of 10 images takes 20 ms, and which talks.
 COUNTING = """
@@ -73,3 +74,13 @@ def test_the_script_for_a_day_with_a_gpu_runs_on_a_cpu(tmp_path):
     runs = "cold 1 first", "warm 1", "warm 2"
     hashes = [line["sha256"] for line in lines if line.get("run") in runs]
     assert len(hashes) == 3 and len(set(hashes)) == 1
+
+
+# Keras's LSTM has one bias for each gate and PyTorch two, 4 * UNITS of them more.
+WEIGHTS = {"mobilenet": 408_938, "transformer": 1_446_666, "lstm": 1_181_450}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_each_network_of_the_peers_has_its_weights(name):
+    model = tasks.build(name, "float32")
+    assert sum(weight.shape.num_elements() for weight in model.trainable_weights) == WEIGHTS[name]

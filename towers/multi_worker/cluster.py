@@ -33,7 +33,7 @@ class Cluster:
             parts = _ADDRESS.fullmatch(address)
             if parts is None or not 0 < int(parts[2]) < 2**16:
                 raise ValueError(
-                    f"{address!r} is not host:port: must be a name or IPv4 address, and 1 to 65535"
+                    f"{address!r} is not host:port: must be a name or IPv4, and a port below 65536"
                 )
             if address in self.addresses[:place]:
                 raise ValueError(f"{address} is listed twice; give each worker its peers address")

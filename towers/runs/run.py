@@ -55,8 +55,7 @@ from keras.src.utils.python_utils import pythonify_logs  # isort: skip
 # Of a run's state: what callbacks remember, the epoch that was last begun, the step after which the
 # end of one was last dealt with, whether a callback has stopped the run, and what it ran on.
 _NEW_NOTES = {
-    "callbacks": {}, "epoch": None, "ended_at": 0, "end": None, "stopped": False, "runs_on": None,
-    "changes": [],
+    "callbacks": {}, "epoch": None, "ended_at": 0, "stopped": False, "runs_on": None, "changes": [],
 }  # fmt: skip
 _CONFIG_OF_STATE = ("run_sha256", "runs_on", "changes")  # a part of `config.json` in the notes, too
 
@@ -349,7 +348,8 @@ class Run:
             worker.check_same(self.workers, "their states", self.state.parts_sha256(), label)
         if wrong := [v.path for v in self._finite if not np.isfinite(_values(v)).all()]:
             raise run_errors.TrainingError(
-                f"step {self.state.step}: the update has left NaN or Inf in {', '.join(wrong)}"
+                f"step {self.state.step}: the update has left NaN or Inf in {', '.join(wrong)}; "
+                "a lower learning rate may help"
             )
         if not self.workers.is_chief:
             return
@@ -438,9 +438,11 @@ class Run:
         self._finite = [v for v in variables if not np.isinf(_values(v)).any()]
         step, notes = self.state.step, self._notes
         if step > self._last_step:
-            raise run_errors.TrainingError(f"step {step} is past {self._last_step}: end it later")
+            raise run_errors.TrainingError(
+                f"the run is at step {step}, past its end, {self._last_step}: give a later one"
+            )
         is_within = step > self._data.first_step(self._data.epoch(step))
-        if step == notes["ended_at"] == notes["end"] < self._last_step and is_within:
+        if step == notes["ended_at"] == notes.get("end") < self._last_step and is_within:
             counted = {key.split()[0] for key, memory in notes["callbacks"].items() if memory}
             others = (c for c in callbacks if not isinstance(c, run_callbacks.RunCallback))
             if wrong := sorted(counted.intersection(type(c).__name__ for c in others)):
