@@ -3,7 +3,6 @@
 import gc
 import subprocess
 import sys
-import threading
 import time
 import weakref
 
@@ -148,9 +147,9 @@ def test_a_microbatch_is_an_eighth_of_the_batch_but_at_least_16():
 
 def test_any_size_of_microbatches_is_the_same_to_rounding():
     weights = []
-    for num_towers, size in ((1, 54), (8, 1), (1, 7), (8, 100), (8, None)):
+    for num_towers, size in ((1, 20), (8, 1), (1, 7), (8, 100), (8, None)):
         model = made(layers.Dense(6, "relu"), num_towers=num_towers, size=size)
-        model.fit(X, Y, **FIT)
+        model.fit(X[:20], Y[:20], **FIT)
         model.fit(X[:1], Y[:1], **FIT)
         weights.append(model.get_weights())
     for result in weights[1:]:
@@ -323,17 +322,6 @@ def test_a_mask_or_a_single_axis_joins_the_loss():
             separable.check_outputs(outputs)
 
 
-@pytest.mark.parametrize("weights", [None, rng.uniform(size=54).astype("float32")])
-def test_both_ways_give_the_same_where_a_loss_may_be_cut(weights):
-    result = []
-    for joined in (False, True):
-        between = layers.Dense(6, "relu", kernel_regularizer="l2", activity_regularizer="l1")
-        model = made(between, joined=joined, weighted_metrics=["accuracy"])
-        history = model.fit(X, Y, sample_weight=weights, epochs=3, **FIT)
-        result.append([*history.history.values(), *model.get_weights()])
-    toys.assert_close(*result, 1e-5, 1e-6)
-
-
 # Saved files, graphs, weights
 
 
@@ -397,18 +385,3 @@ def test_models_made_in_a_loop_are_freed():
         del model
     gc.collect()
     assert [one() for one in alive] == [None] * 3
-
-
-def test_trainings_in_threads_equal_those_one_after_the_other():
-    result = []
-    for at_once in (True, False):
-        models = [made(layers.Dense(n)) for n in (4, 5, 6)]
-        threads = [threading.Thread(target=m.fit, args=(X, Y), kwargs=FIT) for m in models]
-        for thread in threads:
-            thread.start()
-            if not at_once:
-                thread.join()
-        for thread in threads:
-            thread.join()
-        result.append([weight for model in models for weight in model.get_weights()])
-    np.testing.assert_equal(*result)

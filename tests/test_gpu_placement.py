@@ -12,7 +12,6 @@ from unittest import mock
 
 import forked
 import keras
-import numpy as np
 import pytest
 import scripts
 import tensorflow as tf
@@ -20,7 +19,6 @@ import toys
 from tensorflow.python.framework import kernels
 
 import towers
-from input_pipeline import arrays
 from towers import devices, hashes, machine, networks, step, weight_decay
 from towers.networks import optimizers
 from towers.runs import callbacks, fit_state
@@ -183,23 +181,6 @@ def test_a_batch_is_copied_to_its_tower_as_a_whole(prefetched):
     count = copies(model, batch)
     assert count[devices.HOST, TOWERS[0]] == (0 if prefetched else len(batch))
     assert count[TOWERS[0], devices.HOST] == 0
-
-
-def test_with_xla_weights_and_averages_may_be_on_two_devices(tmp_path):
-    layers = [keras.layers.Dense(3) for _ in range(2)]
-    for layer, device in zip(layers, toys.cpus(2), strict=True):
-        with tf.device(device):
-            layer.build([None, 3])
-    model = keras.Sequential([keras.Input([3]), *layers])
-    model.compile("sgd", "mse", jit_compile=True)
-    towers.distribute(model, 1, microbatch_size=4)
-    averages = callbacks.MovingAverages(model, 0.5)
-    x, y = np.ones((4, 3), np.float32), np.zeros((4, 3), np.float32)
-    source = arrays.batches(x, y)
-    towers.Run(tmp_path, model).fit(source, batch_size=4, callbacks=[averages], verbose=0)
-    for average, weight in zip(averages.averages, model.trainable_variables, strict=True):
-        assert average.device == weight.value.device
-    assert len({average.device for average in averages.averages}) == 2
 
 
 def test_the_command_refuses_a_gpu_that_is_not_there(tmp_path):

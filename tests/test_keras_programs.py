@@ -25,7 +25,7 @@ from keras import layers, ops
 import towers
 
 rng = np.random.default_rng(0)
-N = 86  # a batch of 64, and one of 22, which is a microbatch of 16 and one of 6
+N = 66  # three batches of 22, each of which is two microbatches of 8 and one of 6
 X = rng.normal(size=(N, 8)).astype("float32")
 Y = X[:, :3].argmax(axis=1)  # int64 [N]
 ONE_HOT = np.eye(3, dtype="float32")[Y]
@@ -34,7 +34,7 @@ WEIGHTS = rng.uniform(0.1, 2, N).astype("float32")
 OTHERS = rng.uniform(0.1, 2, N).astype("float32")
 TOKENS = rng.integers(1, 9, (N, 6)) * (rng.integers(1, 7, (N, 1)) > np.arange(6))  # 0 is padding
 IMAGES = rng.normal(size=(N, 6, 6, 2)).astype("float32")
-FIT = {"batch_size": 64, "epochs": 2, "verbose": 0, "shuffle": False}
+FIT = {"batch_size": 22, "epochs": 2, "verbose": 0, "shuffle": False}
 CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy
 
 
@@ -67,7 +67,7 @@ def run(name: str, num_towers: int) -> dict:
 
     def switch(model):
         if num_towers:
-            towers.distribute(model, num_towers, microbatch_size=16)
+            towers.distribute(model, num_towers, microbatch_size=8)
 
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(1)
@@ -153,11 +153,11 @@ def sgd(rate=0.1):
     return {"optimizer": keras.optimizers.SGD(rate)}
 
 
-like_the_shortest("two_optimizers", two_optimizers)
+like_the_shortest("two_optimizers", two_optimizers, long=True)
 like_the_shortest("accumulation", accumulated)
 like_the_shortest("schedule_clipnorm_and_ema", averaged, long=True)
 like_the_shortest("bfloat16", sgd, policy="mixed_bfloat16", tolerance=0.02)
-like_the_shortest("float16", sgd, policy="mixed_float16", tolerance=3e-3)
+like_the_shortest("float16", sgd, policy="mixed_float16", tolerance=3e-3, long=True)
 like_the_shortest("float64", accumulated, policy="float64", tolerance=1e-10, long=True)
 
 
@@ -165,16 +165,12 @@ like_the_shortest("float64", accumulated, policy="float64", tolerance=1e-10, lon
 
 
 def sample_weights():
+    """The last batch, of 26, is shorter than the one before."""
     fit = {"sample_weight": WEIGHTS, "validation_data": (X[:30], Y[:30], OTHERS[:30])}
-    return {"fit": fit, "weighted_metrics": ["accuracy"]}
-
-
-def two_examples():
-    return {"x": X[:23], "y": Y[:23], "fit": {"batch_size": 2, "epochs": 1}}
+    return {"fit": fit | {"batch_size": 40}, "weighted_metrics": ["accuracy"]}
 
 
 like_the_shortest("sample_weights", sample_weights)
-like_the_shortest("batch_smaller_than_towers", two_examples)
 
 
 def two_by_two():
@@ -208,8 +204,9 @@ def dicts_with_a_weight_for_each_output(switch):
     x, y, weights = PAIR
     history = model.fit(x, y, sample_weight=weights, validation_data=first(30, PAIR), **FIT)
     x, y, weights = first(22, PAIR)
-    of_weighted = model.evaluate(x, y, sample_weight=weights, verbose=0)
-    return summary(model, history, x, y, of_weighted=of_weighted)
+    evaluation = model.evaluate(x, y, sample_weight=weights, verbose=0)
+    predictions = model.predict(x, verbose=0)
+    return summary(model, history, None, evaluation=evaluation, predictions=predictions)
 
 
 @program(imprecise=("optimizer/0",))
@@ -338,7 +335,7 @@ def reduced(how):
 def masked():
     tagger = [layers.SimpleRNN(6, return_sequences=True), layers.Dense(3)]
     model = keras.Sequential([layers.Embedding(9, 6, mask_zero=True), *tagger])
-    more = {"weighted_metrics": ["accuracy"], "fit": {"epochs": 1}, "evaluated": True}
+    more = {"weighted_metrics": ["accuracy"], "fit": {"epochs": 1}}
     return {"model": model, "x": TOKENS, "y": TOKENS % 3} | more
 
 
@@ -361,9 +358,9 @@ class Distilled(keras.Model):
 
 
 like_the_shortest("regularizers", regularizers)
-like_the_shortest("a_loss_function_of_ones_own", squares)
+like_the_shortest("a_loss_function_of_ones_own", squares, long=True)
 like_the_shortest("a_loss_that_reads_a_kernel", reading_a_kernel)
-like_the_shortest("summed_loss", lambda: reduced("sum"))
+like_the_shortest("summed_loss", lambda: reduced("sum"), long=True)
 like_the_shortest("mean_over_weights", lambda: reduced("mean_with_sample_weight"))
 like_the_shortest("an_output_with_a_mask", masked)
 like_the_shortest("distillation", lambda: {"model": Distilled(), "evaluated": True})
@@ -472,7 +469,7 @@ class Embedded(keras.Model):
 
 
 def embedded():
-    """Every microbatch of 16 has the same words."""
+    """Every microbatch of 8 has the same words."""
     return {"model": Embedded(), "x": np.arange(2 * N).reshape(N, 2) % 8}
 
 
@@ -516,9 +513,9 @@ def test_losses_of_outputs_are_means_over_examples():
     x, y, _ = PAIR
     keras.utils.set_random_seed(1)
     model = two_by_two()
-    of_keras = model.evaluate(x, y, batch_size=64, verbose=0, return_dict=True)
+    of_keras = model.evaluate(x, y, batch_size=44, verbose=0, return_dict=True)
     towers.distribute(model, 3, microbatch_size=16)
-    ours = model.evaluate(x, y, batch_size=64, verbose=0, return_dict=True)
+    ours = model.evaluate(x, y, batch_size=44, verbose=0, return_dict=True)
     outputs = model.predict(x, verbose=0)
     kinds = outputs["kind"] - np.log(np.exp(outputs["kind"]).sum(-1, keepdims=True))
     kind = -np.mean(kinds[np.arange(len(kinds)), y["kind"]])

@@ -37,7 +37,7 @@ def fails_and_changes_nothing(step: toys.Step, images, labels) -> None:
     ],
 )
 def test_a_loss_stops_the_step(optimizer, value, jit_compile):
-    model, options = toys.dropout_classifier(), {"microbatch": 2, "jit_compile": jit_compile}
+    model, options = toys.dropout_classifier(), {"microbatch": 4, "jit_compile": jit_compile}
     step = toys.Step(model, OPTIMIZERS[optimizer](), num_towers=TOWERS, **options)
     for seed in range(3):
         step(*toys.batch(BATCH, [3], seed=seed))

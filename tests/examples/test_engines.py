@@ -142,11 +142,3 @@ def test_every_pod_of_a_jobset_is_a_worker_that_the_others_know(monkeypatch):
     (rule,) = spec["podFailurePolicy"]["rules"]
     assert rule["onExitCodes"]["values"] == [1, 2]  # what docs/workers.md says not to try again
     assert rule["onExitCodes"]["containerName"] == container["name"]
-
-
-def test_the_operator_of_a_tfjob_retries_a_worker_that_died():
-    worker = manifest("tfjob")["spec"]["tfReplicaSpecs"]["Worker"]
-    assert worker["restartPolicy"] == "ExitCode"  # retries 128 and above
-    (container,) = worker["template"]["spec"]["containers"]
-    assert container["name"] == "tensorflow"  # which it gives TF_CONFIG
-    assert container["command"][:2] == ["python", "train.py"]

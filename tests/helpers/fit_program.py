@@ -63,7 +63,7 @@ def main(wanted: dict) -> dict:
     tower_devices = devices.choose(wanted["towers"])
     with multi_worker.meet(wait_seconds=60) as workers:
         x, y = data()
-        trained = towers.distribute(model(), tower_devices, microbatch_size=16, workers=workers)
+        trained = towers.distribute(model(), tower_devices, microbatch_size=22, workers=workers)
         kill_at = wanted.get("kill_at", 0) if wanted.get("worker", 0) == workers.index else 0
         callbacks = [
             run_callbacks.MovingAverages(trained, 0.9),
@@ -76,7 +76,7 @@ def main(wanted: dict) -> dict:
         run = towers.Run(wanted["folder"], trained)
         done = run.fit(
             arrays.batches(x, y, seed=3), batch_size=64, epochs=6, verbose=0,
-            validation_data=(x[:70], y[:70]), callbacks=callbacks,
+            validation_data=(x[:64], y[:64]), callbacks=callbacks,
             checkpoint_every_steps=2,
         )  # fmt: skip
         return {

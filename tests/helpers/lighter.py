@@ -1,6 +1,6 @@
 """Lighter runs: what the commands train and evaluate in most tests.
 
-The program is the same and works on less: `shapes` has a hundred test images and not a thousand,
+The program is the same and works on less: `shapes` has 120 test images and not a thousand,
 `cifarnet` and `fastnet` have few channels, and `resnet` has one block in each stage. A run of four
 steps takes half the time. Files, graph and messages are those of a whole run.
 
@@ -19,7 +19,7 @@ import towers  # noqa: F401  before what imports TensorFlow: it sets it up
 from input_pipeline import shapes
 from towers.networks import cifarnet, fastnet, resnet
 
-TEST_IMAGES = 100
+TEST_IMAGES = 120  # whole batches of small runs, and twelve of each class
 
 _DEFAULTS = {
     cifarnet.build: {"filters": 10, "hidden_units": (12, 11)},  # LRN adds up nine channels

@@ -1,7 +1,7 @@
 """Runs train.py and eval.py in the tests' own process, lighter than people run them (lighter.py).
 
-What only a process can show (exit codes, signals, a silent stderr) is tested through the `command`
-fixture or `start`.
+What only a process can show (exit codes, signals, a silent stderr) is tested through the
+`forked_command` fixture or `start`.
 """
 
 import contextlib

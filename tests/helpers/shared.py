@@ -125,17 +125,14 @@ def several():
 
 
 @pytest.fixture(scope="session")
-def command():
-    """Runs a script as a user does: `command("train.py", "--max_steps=2")`."""
-    return functools.partial(_run_script, subprocess.run)
-
-
-@pytest.fixture(scope="session")
 def forked_command():
-    """As `command`, in a process that has TensorFlow already (helpers/forked.py)."""
-    return functools.partial(_run_script, forked.run)
+    """Runs a script as a user does, in a process that has TensorFlow already (helpers/forked.py).
 
+    `forked_command("train.py", "--max_steps=2")`
+    """
 
-def _run_script(run, script: str, *arguments: str, **options) -> subprocess.CompletedProcess:
-    call = [sys.executable, str(scripts.ROOT / script), *arguments]
-    return run(call, timeout=300, **forked.PIPES, **options)
+    def run(script: str, *arguments: str, **options) -> subprocess.CompletedProcess:
+        call = [sys.executable, str(scripts.ROOT / script), *arguments]
+        return forked.run(call, timeout=300, **options)
+
+    return run

@@ -30,7 +30,7 @@ import tensorflow as tf  # isort: skip
 
 import toys  # isort: skip
 
-BATCH, UNEVEN, STEPS, MICROBATCH = 16, 15, 6, 2
+BATCH, UNEVEN, STEPS, MICROBATCH = 12, 11, 6, 2
 
 
 def distributed(workers, model, num_towers=1, optimizer=None, microbatch=MICROBATCH, loss=None):

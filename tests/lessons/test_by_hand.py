@@ -252,12 +252,12 @@ class TestBatchSize:
         """Every accuracy is enough: the second of three evaluations counts, each 2,000 later."""
         sizes = {"rates": {64: (0.1, 0.2)}, "accuracy": 0.0, "at_most": 6_200}
         gap = {"examples": 64, "loss": 9.0, "at_most": 1_500}
-        sizes |= {"gap": gap, "steps_before_noise": 3, "seeds": (0, 1), "turns": 1}
+        sizes |= {"gap": gap, "steps_before_noise": 3, "seeds": (1,), "turns": 1}
         numbers = batch_size.run(SHAPES, **sizes).numbers
-        assert numbers["of_seeds"] == {64: [4_096] * 2}
+        assert numbers["of_seeds"] == {64: [4_096]}
         assert [*numbers["noise_scale"]] == [0, 64, 192]
         seen = {batch: [run.examples for run in runs] for batch, runs in numbers["stopped"].items()}
-        assert seen == {32: [64] * 2, 1024: [1_024] * 2}
+        assert seen == {32: [64], 1024: [1_024]}
 
     def test_a_run_that_is_stopped_has_been_trained(self):
         """Of two epochs the first does not come to the loss."""
@@ -416,11 +416,11 @@ class TestSynchronousOrNot:
         """
         rates, settings = (
             {"synchronous": (0.1, 0.2), "asynchronous": (0.1,)},
-            ("equal workers", "slow messages"),
+            ("slow messages",),
         )
         sizes = {"workers": 2, "accuracy": 0.0, "at_most": 400.0, "seeds": (0, 1)}
         finding = synchronous_or_not.run(SHAPES, rates=rates, settings=settings, **sizes)
-        times = {settings[0]: 38 * 1.2, settings[1]: 38 * 5}
+        times = {settings[0]: 38 * 5}
         expected = {(of, rule): time for of, time in times.items() for rule in rates}
         assert finding.numbers["time"] == pytest.approx(expected)
         needed = {"synchronous": 1_216, "asynchronous": 1_200}

@@ -187,6 +187,7 @@ def test_is_seen_at_its_first_step(name, right, tmp_path, monkeypatch):
     assert min(at for at in right if result[at] != right[at]) == first
 
 
+@pytest.mark.long
 def test_without_an_error_nothing_is_seen(right, tmp_path):
     assert len(right) == STEPS + 1
     assert hashes(tmp_path / "whole", 4) == right

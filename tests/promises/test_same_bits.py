@@ -34,7 +34,7 @@ def test_steps_on_several_towers_are_one_run(tmp_path, numbers, model, dtype, op
         folder = tmp_path / str(num_towers)
         done = scripts.train(
             folder, f"--model={model}", f"--compute_dtype={dtype}", *OPTIMIZERS[optimizer],
-            f"--num_towers={num_towers}", "--global_batch_size=32", "--microbatch_size=4",
+            f"--num_towers={num_towers}", "--global_batch_size=24", "--microbatch_size=3",
             "--max_steps=8", "--verify_every_steps=3", "--summary_every_steps=0",
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")

@@ -30,9 +30,11 @@ def compared(capsys, *folders) -> tuple[int, list[str]]:
     return code, out.splitlines()
 
 
-def test_one_and_four_towers_are_the_same(one, tmp_path, capsys):
-    scripts.train(tmp_path, *FLAGS, "--num_towers=4")
-    code, lines = compared(capsys, one, tmp_path)
+def test_one_and_four_towers_are_the_same(one, copy, capsys):
+    config = json.loads((copy / "config.json").read_text())
+    config["resolved"]["tower_devices"] = [f"/CPU:{tower}" for tower in range(4)]
+    (copy / "config.json").write_text(json.dumps(config))
+    code, lines = compared(capsys, one, copy)
     assert code == 0
     assert "/CPU:0,/CPU:1,/CPU:2,/CPU:3" in lines[0]
     assert ["0 to 4" in lines[1], "1 to 4" in lines[2], "4 to 4" in lines[4]] == [True] * 3

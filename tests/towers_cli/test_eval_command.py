@@ -59,7 +59,8 @@ def test_a_process_evaluates_the_newest_checkpoint(forked_command, folder):
     assert f"step 40, epoch 0.19, test split, {lighter.TEST_IMAGES} examples" in head
     assert f"{line['accuracy']:.2%}" in head and f"{line['cross_entropy']:.4f}" in head
     shares = [float(row.split()[0].removesuffix("%")) / 100 for row in rows]
-    assert len(shares) == 10 and np.mean(shares) == pytest.approx(line["accuracy"])
+    assert len(shares) == 10
+    assert np.mean(shares) == pytest.approx(line["accuracy"], abs=5e-5)  # which is 0.01 %
 
     assert list(line) == KEYS
     check_found(line, folder)
@@ -136,13 +137,6 @@ def test_a_checkpoint_that_is_missing_is_named_beside_those_that_are_there(folde
     assert re.fullmatch(r"eval.py: error: checkpoint=30: .* 20, 40\n", done.stderr)
 
 
-def test_a_newest_checkpoint_that_is_damaged_is_named(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "run")
-    (tmp_path / "run" / "checkpoints" / "step-40" / "state.index").write_bytes(b"")
-    done, lines = evaluate(tmp_path / "run")
-    assert (done.returncode, lines) == (1, []) and "step-40 cannot be restored" in done.stderr
-
-
 def test_a_run_that_is_removed_or_replaced_meanwhile_is_not_evaluated(folder, run_of, tmp_path):
     chosen = settings.EvalSettings(train_dir=str(tmp_path / "run"), run_once=False)
     shutil.copytree(folder, tmp_path / "run")
@@ -151,7 +145,7 @@ def test_a_run_that_is_removed_or_replaced_meanwhile_is_not_evaluated(folder, ru
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(run_folder.RunFolderError, match="no run"):
         evaluator.follow()
-    shutil.copytree(run_of(*TRAINING, "--seed=1"), tmp_path / "run")
+    shutil.copytree(run_of(*TRAINING, "--seed=1", "--max_steps=1"), tmp_path / "run")
     newest = checkpoints.newest(tmp_path / "run" / "checkpoints")
     for evaluate in (evaluator.follow, lambda: evaluator.evaluate(newest)):
         with pytest.raises(run_folder.RunFolderError, match="another run"):
@@ -203,8 +197,8 @@ class TestFollowing:
 
 def test_every_report_has_the_name_of_the_evaluated_split(tmp_path):
     photos.prepare_tiny(tmp_path / "data", ("train", "validation", "extra"), size=(32, 32))
-    flags = ["--dataset=tiny_photos", "--global_batch_size=8", "--microbatch_size=8"]
-    flags += [f"--data_dir={tmp_path / 'data'}", "--train_epochs=0.64", "--summary_every_steps=0"]
+    flags = ["--dataset=tiny_photos", "--global_batch_size=5", "--microbatch_size=5"]
+    flags += [f"--data_dir={tmp_path / 'data'}", "--train_epochs=0.4", "--summary_every_steps=0"]
     run = tmp_path / "run"
     done = scripts.trained(run, *flags, "--eval_split=validation")
     assert "25 train, 25 validation, 3 classes" in done.stdout
@@ -223,8 +217,8 @@ def test_every_report_has_the_name_of_the_evaluated_split(tmp_path):
     for split in ("", "train[:10%]", "train+extra"):  # no whole split of the set, by its name
         assert scripts.run("eval", f"--train_dir={run}", f"--split={split}").returncode == 2
     # And a run whose end moves may evaluate another split; at its end it was evaluated.
-    done = scripts.trained(run, *flags, "--eval_split=extra", "--train_epochs=0.96")
+    done = scripts.trained(run, *flags, "--eval_split=extra", "--train_epochs=0.6")
     assert "extra at step 3: accuracy" in done.stdout
     (run / "final_model.json").unlink()
-    done = scripts.train(run, *flags, "--eval_split=validation", "--train_epochs=0.96")
+    done = scripts.train(run, *flags, "--eval_split=validation", "--train_epochs=0.6")
     assert done.returncode == 1 and "--eval_split=validation" in done.stderr

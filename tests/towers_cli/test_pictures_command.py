@@ -28,9 +28,9 @@ def folder(tmp_path_factory):
 
 
 def flags(folder, run, *more: str) -> list[str]:
-    """Four steps of 24 pictures, in eight microbatches."""
+    """Four steps of 24 pictures."""
     data = "--dataset=folder", f"--data_dir={folder}", "--image_size=24"
-    how = "--preprocessing=random_resized_crop", "--microbatch_size=3", "--momentum=0.9"
+    how = "--preprocessing=random_resized_crop", "--momentum=0.9"
     return [*scripts.small_run(run), *data, *how, *more]
 
 

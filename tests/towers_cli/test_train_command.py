@@ -164,15 +164,14 @@ def short_run(run_of):
 
 
 @pytest.mark.whole_program
-def test_a_dry_run_leaves_a_new_home_folder_empty(command, tmp_path):
-    """As a user whose home folder it is; the run's folder would be there, too."""
+@pytest.mark.usefixtures("whole_runs")
+def test_a_dry_run_leaves_a_new_home_folder_empty(forked_command, tmp_path):
+    """As a user whose home folder it is; what libraries write as they are imported is theirs."""
     home = tmp_path / "home"
     home.mkdir()
     kept = {k: v for k, v in os.environ.items() if k != "TFDS_DATA_DIR"}
     places = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "XDG_CONFIG_HOME": ""}
-    # What the libraries write when they are first imported is theirs.
-    places |= {name: str(tmp_path / name) for name in ("KERAS_HOME", "MPLCONFIGDIR")}
-    done = command("train.py", "--dry_run", "--recipe=shapes", env=kept | places, cwd=home)
+    done = forked_command("train.py", "--dry_run", "--recipe=shapes", env=kept | places, cwd=home)
     assert (done.returncode, done.stderr) == (0, "")
     assert "5,000 train, 1,000 test" in done.stdout and "cosine, 0.02 to 0 at" in done.stdout
     assert not list(home.iterdir())
