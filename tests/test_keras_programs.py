@@ -140,20 +140,10 @@ def averaged():
     return {"optimizer": sgd}
 
 
-def two_optimizers():
-    """One for kernels, one for all else."""
-    of_kernels, of_others = keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.01)
-    both = keras.optimizers.MultiOptimizer(
-        lambda variable: of_kernels if variable.name == "kernel" else of_others
-    )
-    return {"optimizer": both}
-
-
 def sgd(rate=0.1):
     return {"optimizer": keras.optimizers.SGD(rate)}
 
 
-like_the_shortest("two_optimizers", two_optimizers, long=True)
 like_the_shortest("accumulation", accumulated)
 like_the_shortest("schedule_clipnorm_and_ema", averaged, long=True)
 like_the_shortest("bfloat16", sgd, policy="mixed_bfloat16", tolerance=0.02)

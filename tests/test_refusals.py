@@ -70,6 +70,15 @@ class WithAWeightAsOutput(keras.Model):
         return ops.mean(y_pred["logits"]) + y_pred["kernel"]
 
 
+class Keeps(WithAWeightAsOutput):
+    def call(self, x):
+        self.kept = self.dense(x)
+        return self.kept
+
+    def compute_loss(self, *_, **__):
+        return ops.mean(self.kept)
+
+
 class Graph(keras.layers.Layer):
     @tf.function
     def call(self, x):
@@ -207,6 +216,7 @@ REFUSED = {  # by what the message must name
     "make_train_function": (lambda: with_an_own("make_train_function"), "make_train_function"),
     "a train_step set on the model": (with_a_method, "train_step"),
     "an output without examples": (WithAWeightAsOutput, "WithAWeightAsOutput"),
+    "a loss of what the call has kept": (Keeps, "Keeps .* joined_loss=False"),
     "strategy": (in_a_scope, "tf.distribute"),
     "fixed batch size": (with_batch_size, "batch_size"),
     "tf.function": (lambda: of(Graph(name="peculiar")), "peculiar"),

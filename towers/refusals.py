@@ -10,9 +10,11 @@ import tensorflow as tf
 from towers import cutting
 
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer  # isort: skip
+from tensorflow.python.framework import errors  # isort: skip
 
 _GENERATOR = "keep a keras.random.SeedGenerator in the layer and pass it as seed="
 _WEIGHT = "make it with self.add_weight(..., trainable=False)"
+_OUTPUT = "return it as an output, or give distribute joined_loss=False"
 
 
 def check_model(model: keras.Model) -> None:
@@ -141,7 +143,8 @@ def no_hidden_state(model: keras.Model, scope: keras.StatelessScope) -> Iterator
     for node in itertools.chain(nodes, *functions):
         if node.op.startswith("Assign") and node.op.endswith("VariableOp"):
             raise ValueError(f"{name} assigns a tf.Variable in a call ({node.name}): {_WEIGHT}")
-        if _draws_by_state(node):
+        draws = "seed2" in node.attr or node.op.startswith(("Rng", "Stateful"))
+        if draws and not node.op.startswith(("CudnnRNN", "StatefulPartitionedCall")):
             raise ValueError(
                 f"{name} draws random numbers with {node.op} ({node.name}), which depend on what "
                 f"was drawn before, and so on the number of towers: {_GENERATOR}"
@@ -153,11 +156,14 @@ def no_lost_state(model: keras.Model, scope: keras.StatelessScope) -> Iterator[N
     """Checks that what is done within, in `scope`, assigns no variable but the model's state.
 
     Raises:
-      ValueError: it draws by a generator, or assigns a variable, that is not the model's.
+      ValueError: it draws by a generator, or assigns a variable, that is not the model's; or it
+        reads a tensor of another call.
     """
-    before = dict(scope.state_mapping)
-    yield
-    name = type(model).__name__
+    before, name = dict(scope.state_mapping), type(model).__name__
+    try:
+        yield
+    except errors.InaccessibleTensorError as error:
+        raise ValueError(f"{name} reads a tensor that its call has kept: {_OUTPUT}") from error
     for variable in model.trainable_variables:
         if scope.state_mapping.get(id(variable)) is not before.get(id(variable)):
             raise ValueError(
@@ -169,9 +175,3 @@ def no_lost_state(model: keras.Model, scope: keras.StatelessScope) -> Iterator[N
         raise ValueError(f"{name} would draw the same numbers in every step: {_GENERATOR}")
     if new:
         raise ValueError(f"{name} assigns a variable that is not among its weights: {_WEIGHT}")
-
-
-def _draws_by_state(node: tf.compat.v1.NodeDef) -> bool:
-    if node.op.startswith("CudnnRNN") or node.op == "StatefulPartitionedCall":
-        return False
-    return "seed2" in node.attr or node.op.startswith(("Rng", "Stateful"))
