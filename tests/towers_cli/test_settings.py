@@ -130,8 +130,8 @@ def test_what_needs_no_tensorflow_does_not_wait_for_it(command, flag, code, tmp_
 
 
 @pytest.mark.parametrize("name", scripts.COMMANDS)
-def test_help_is_of_every_flag(command, name):
-    done = command(f"{name}.py", "--train_dir=runs/a", "--help")
+def test_help_is_of_every_flag(forked_command, name):
+    done = forked_command(f"{name}.py", "--train_dir=runs/a", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80
     text = "".join(done.stdout.split())
