@@ -14,7 +14,7 @@ from tensorflow.python.framework import errors  # isort: skip
 
 _GENERATOR = "keep a keras.random.SeedGenerator in the layer and pass it as seed="
 _WEIGHT = "make it with self.add_weight(..., trainable=False)"
-_OUTPUT = "return it as an output, or give distribute joined_loss=False"
+_OUTPUT = "return it as an output, or give joined_loss=False if the loss is a mean over examples"
 
 
 def check_model(model: keras.Model) -> None:
