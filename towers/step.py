@@ -77,9 +77,16 @@ class Program:
         self._steps: dict[ConcreteFunction, Any] = {}  # several in a call
         self._variables = self._trained()
 
-    def _trained(self) -> list[int]:
-        optimizer = getattr(self.model, "optimizer", None)  # none where it is not compiled
-        return [*map(id, self.model.trainable_variables), id(optimizer)]
+    def _trained(self) -> list:
+        compiled = [getattr(self.model, name, None) for name in ("optimizer", "_loss_tracker")]
+        return [*self.model.trainable_variables, *compiled]
+
+    def check_trained(self) -> None:
+        """Raises ValueError where what is trained, or compiled, is not what it was at first."""
+        if self.training and [*map(id, self._trained())] != [*map(id, self._variables)]:
+            raise ValueError(
+                "trainable or the optimizer has changed: change it before fit, then call compile"
+            )
 
     def trace(self, batch: cutting.Structure, size: int) -> ConcreteFunction:
         """The graph for such batches, [n, ...], in microbatches of `size`; finds out what fails."""
@@ -154,10 +161,7 @@ class Program:
         return self._steps[step](list(batches))
 
     def _build(self, batch, size: int, alone: bool):
-        if self.training and self._variables != self._trained():
-            raise ValueError(
-                "trainable or the optimizer has changed since the last compile: call compile again"
-            )
+        self.check_trained()
         parts = len(cutting.sizes(cutting.num_examples(batch), size))
         towers_of_workers = self.towers_of_workers or [len(self.tower_devices)]
         among = exchange.Exchange(self.workers, towers_of_workers, parts, alone)
@@ -334,9 +338,7 @@ class Program:
             for value, is_same in zip(total, self.pass_.has_same_rows, strict=True)
         ]
 
-    def _changes(
-        self, forwards: Sequence[microbatch.Forward], weights: list[float]
-    ) -> updating.Changes:
+    def _changes(self, forwards: Sequence[microbatch.Forward], weights: list) -> updating.Changes:
         """New values of what is not trained, from those of the microbatches.
 
         Batch statistics are averaged over examples, a random layer's counter moves on, and what

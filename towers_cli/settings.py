@@ -266,9 +266,7 @@ class TrainSettings(Settings):
         "exponential", "How the learning rate decays over epochs; exponential decays in steps.",
         one_of("exponential", "piecewise", "cosine", "linear", "constant"), topic="Learning rate"
     )
-    epochs_per_decay: float = setting(
-        350.0, "Epochs between decays (exponential).", least_most(1e-6)
-    )
+    epochs_per_decay: float = setting(350.0, "Epochs per decay (exponential).", least_most(1e-6))
     decay_factor: float = setting(
         0.1, "Factor by which each decay multiplies the rate (exponential, piecewise).",
         Range(lambda value: 0 < value <= 1, "above 0 and at most 1")

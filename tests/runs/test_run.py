@@ -51,12 +51,10 @@ def whole(tmp_path_factory):
     return folder, result(folder)
 
 
-@pytest.mark.parametrize(
-    "kills", [[(2, 3)], pytest.param([(2, 4), (3, 3)], marks=pytest.mark.long)]
-)
-def test_a_killed_run_ends_as_if_it_had_not_been_on_any_number_of_towers(whole, kills, tmp_path):
+@pytest.mark.parametrize("ends", [[(2, 3)], pytest.param([(2, 4), (3, 3)], marks=pytest.mark.long)])
+def test_a_killed_run_ends_as_if_it_had_not_been_on_any_number_of_towers(whole, ends, tmp_path):
     """Step 4 ends the first epoch; after 3 more the newest checkpoint is a step old."""
-    for towers_, kill_at in kills:
+    for towers_, kill_at in ends:
         assert ended(tmp_path / "run", towers_, kill_at=kill_at).returncode == -9
     assert result(tmp_path / "run", 3) == whole[1]
     assert log(tmp_path / "run") == log(whole[0])
@@ -185,7 +183,7 @@ def test_callbacks_of_a_resumed_run_go_on_as_if_nothing_had_happened(tmp_path):
         log, own = tmp_path / f"{name}.csv", OfEpochs()
         if not log.exists():
             log.write_text("of another run")
-        callbacks = [
+        chain = [
             keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0),
             keras.callbacks.EarlyStopping("loss", patience=2, min_delta=0.5),
             keras.callbacks.CSVLogger(log),
@@ -193,9 +191,7 @@ def test_callbacks_of_a_resumed_run_go_on_as_if_nothing_had_happened(tmp_path):
             fit_program.At(step, interrupt),
         ]
         with contextlib.suppress(InterruptedError):
-            run, done = fit(
-                tmp_path / name, epochs=5, callbacks=callbacks, checkpoint_every_steps=1
-            )
+            run, done = fit(tmp_path / name, epochs=5, callbacks=chain, checkpoint_every_steps=1)
             notes = own.all, own.count.tolist()
             ends[name] = run.state.sha256(), done.history, notes, log.read_text()
     assert ends["failed"] == ends["whole"] and ends["whole"][-1].startswith("epoch,")
@@ -321,6 +317,23 @@ def test_no_weight_that_is_not_a_number_is_saved(tmp_path):
     assert list(checkpoints.by_step(tmp_path / "run" / "checkpoints")) == [1, 2]
 
 
+@pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end"])
+def test_what_a_callback_trains_instead_is_refused_before_a_step_and_a_save(hook, tmp_path):
+    """The run could not go on from the checkpoint, or would show losses of 0."""
+
+    def change(epoch, logs):
+        if hook == "on_epoch_end":
+            model.trainable = False
+        elif epoch:
+            model.compile(model.optimizer, model.loss)
+
+    model, chain = compiled(), [keras.callbacks.LambdaCallback(**{hook: change})]
+    with pytest.raises(ValueError, match="compile"):
+        fit(tmp_path / "run", model, callbacks=chain, checkpoint_every_steps=4)
+    assert int(model.optimizer.iterations) == 4
+    assert len(checkpoints.by_step(tmp_path / "run/checkpoints")) == (hook == "on_epoch_begin")
+
+
 @pytest.mark.parametrize(
     "given",
     [{"batch_size": 0}, {"batch_size": 201}, {"epochs": 1.5}, {"max_steps": 0}, {"x": [1, 2]}],
@@ -352,7 +365,7 @@ def test_a_model_may_have_no_loss_but_its_layers_and_no_labels(tmp_path):
     model.compile("sgd")
     towers.distribute(model, 2)
     source = arrays.batches(np.ones((32, 3), np.float32))
-    done = towers.Run(tmp_path / "run", model).fit(source, batch_size=16, epochs=2, verbose=0)
+    done = towers.Run(tmp_path / "run", model).fit(source, batch_size=1, epochs=2, verbose=0)
     assert done.history["loss"][1] < done.history["loss"][0]
 
 

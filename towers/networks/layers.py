@@ -172,9 +172,7 @@ class Whitening(keras.layers.Layer):
         """Makes `kernel`, float32 [size, size, channels, filters], all 0 until `adapt`."""
         channels, size = input_shape[-1], self.kernel_size
         shape = (size, size, channels, 2 * channels * size**2)
-        self.kernel = self.add_weight(
-            name="kernel", shape=shape, initializer="zeros", trainable=False
-        )
+        self.kernel = self.add_weight(shape, "zeros", trainable=False, name="kernel")
 
     def adapt(self, images: np.ndarray) -> None:
         """Sets the filters, from all patches of `images`, floating [n, height, width, channels].

@@ -89,9 +89,8 @@ def make(
     if name in DECOUPLED_WEIGHT_DECAY:
         options["weight_decay"] = weight_decay
     if name == "muon":
-        dense = (
-            [one for one in model.layers if isinstance(one, keras.layers.Dense)] if model else []
-        )
+        layers = model.layers if model else []
+        dense = [layer for layer in layers if isinstance(layer, keras.layers.Dense)]
         options |= {
             "adam_weight_decay": weight_decay,
             "adam_lr_ratio": MUON_ADAM_RATIO,

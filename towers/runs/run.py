@@ -277,6 +277,7 @@ class Run:
 
     def _make_steps(self, epoch: int) -> dict[str, float]:
         """Makes the steps that are left of an epoch; its metrics."""
+        self.distribution.program.check_trained()
         state, model, callbacks = self.state, self.model, self._callbacks
         first, end = (self._data.first_step(one) for one in (epoch, epoch + 1))
         end, logs = min(end, self._last_step), model.get_metrics_result()
@@ -343,6 +344,7 @@ class Run:
 
         Even finite gradients make NaN and Inf of them where the rate is too high for float32.
         """
+        self.distribution.program.check_trained()
         if self.workers.count > 1:  # hashing the state of a large network takes a while
             label = f"at step {self.state.step}, sha256 of the {{}} ".format
             worker.check_same(self.workers, "their states", self.state.parts_sha256(), label)
