@@ -23,14 +23,12 @@ CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 FIT = {"batch_size": 54, "shuffle": False, "verbose": 0}
 
 
-def made(
-    *between, loss=CROSSENTROPY, optimizer=None, num_towers=2, size=16, joined=None, **compiled
-):
+def made(*between, loss=CROSSENTROPY, optimizer=None, num_towers=2, size=16, joined=None, **more):
     model = keras.Sequential([keras.Input((8,)), *between, layers.Dense(3)])
     weights = np.random.default_rng(1)
     for variable in model.trainable_variables:
         variable.assign(weights.normal(0, 0.3, variable.shape))
-    model.compile(optimizer or keras.optimizers.SGD(0.1), loss, **compiled)
+    model.compile(optimizer or keras.optimizers.SGD(0.1), loss, **more)
     return towers.distribute(model, num_towers, microbatch_size=size, joined_loss=joined)
 
 

@@ -31,9 +31,7 @@ NETWORKS = {
 }
 
 
-def program(
-    network, dtype, optimizer, towers_of_it, parameter_device=None, joined_loss=None, **options
-):
+def program(network, dtype, optimizer, places, parameter_device=None, joined_loss=None, **options):
     """The step of a network whose averages are kept, and a batch for it."""
     parameter_device = parameter_device or devices.HOST
     with mock.patch.object(devices, "HOST", parameter_device):  # where toys are made
@@ -50,7 +48,7 @@ def program(
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         accuracy = keras.metrics.SparseCategoricalAccuracy()
         model.compile(made, loss, metrics=[accuracy], **options)
-    towers.distribute(model, towers_of_it, microbatch_size=4, joined_loss=joined_loss)
+    towers.distribute(model, places, microbatch_size=4, joined_loss=joined_loss)
     images, labels = toys.batch(8)
     with tf.device(devices.HOST):
         averages = callbacks.MovingAverages(model, 0.9)
@@ -108,7 +106,7 @@ def without_kernel(graph) -> set[str]:
     reason="needs TensorFlow's wheel for Linux, which has the kernels of GPUs",
 )
 @pytest.mark.parametrize(
-    ("given", "parameter_device", "jit_compile"),
+    ("kind", "parameter_device", "jit_compile"),
     [
         (("cifarnet", "float32", "sgd"), None, False),
         (("fastnet", "float16", "muon"), "/GPU:0", False),
@@ -117,13 +115,11 @@ def without_kernel(graph) -> set[str]:
         pytest.param(("resnet", "float16", "lion"), None, False, marks=pytest.mark.long),
     ],
 )
-def test_every_operation_has_a_kernel_where_it_is(
-    monkeypatch, given, parameter_device, jit_compile
-):
+def test_every_operation_has_a_kernel_where_it_is(monkeypatch, kind, parameter_device, jit_compile):
     monkeypatch.setattr(machine, "num_devices", lambda kind: 2)
     if parameter_device:  # where the weights would be
         monkeypatch.setattr(step, "parameter_device", lambda model: parameter_device)
-    model, batch = program(*given, ("/GPU:0", "/GPU:1"), parameter_device, jit_compile=jit_compile)
+    model, batch = program(*kind, ("/GPU:0", "/GPU:1"), parameter_device, jit_compile=jit_compile)
     assert without_kernel(model._towers.program.trace(batch, 4).graph) == set()
 
 

@@ -41,7 +41,7 @@ def main(wanted: dict) -> None:
             print("step", step, flush=True)
             if step == wanted.get("at"):
                 act(wanted["act"])
-            workers.exchange("a step", step)
+            workers.exchange("a step", "x" * 1023)  # and two quotes: a byte beyond the shortest
             time.sleep(0.05)
 
 

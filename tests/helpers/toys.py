@@ -115,9 +115,8 @@ class Step:
         batch = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
         if self._distribution is None:
             size = self._microbatch or -(-len(images) // self._towers)
-            towers.distribute(
-                self.model, cpus(self._towers), microbatch_size=size, joined_loss=False
-            )
+            places = cpus(self._towers)
+            towers.distribute(self.model, places, microbatch_size=size, joined_loss=False)
             self._distribution = self.model._towers
             self._distribution.prepare(batch, lambda: None)
         if rate is not None:

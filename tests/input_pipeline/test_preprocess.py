@@ -84,6 +84,7 @@ def test_images_of_a_batch_are_distorted_each_in_its_own_way_at_once(name):
     same = np.repeat(random_images(1), 32, axis=0)
     distorted = chosen.train(same, draws(32)).numpy()
     assert len(np.unique(distorted.reshape(32, -1), axis=0)) > 16  # the third has 50 ways
+    assert not chosen.augmentation.erasing
     operations = []
     for count in (2, 64):
 

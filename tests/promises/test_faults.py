@@ -94,9 +94,7 @@ class TestTornFiles:
         scripts.assert_same_run(stopped, untouched)
         assert scripts.evaluation_lines(stopped) == scripts.evaluation_lines(untouched)
 
-    def test_a_checkpoint_of_another_run_is_neither_continued_nor_evaluated(
-        self, stopped, tmp_path
-    ):
+    def test_a_checkpoint_of_another_run_is_not_continued_nor_evaluated(self, stopped, tmp_path):
         scripts.trained(tmp_path / "other", *SIX_STEPS, "--seed=1")
         other = tmp_path / "other" / "checkpoints" / "step-6"
         shutil.copytree(other, stopped / "checkpoints" / "step-6")

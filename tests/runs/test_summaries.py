@@ -169,9 +169,7 @@ def check_histogram(shown: np.ndarray, values: np.ndarray) -> None:
 def test_the_graph_shows_towers_side_by_side_each_with_its_backward_pass(done):
     nodes = {node.name: node for node in done.train.read.Graph().node}
     boxes = {name.split("/")[0] for name in nodes}
-    assert {node.op for name, node in nodes.items() if name in boxes}.isdisjoint(
-        {"Identity", "NoOp"}
-    )
+    assert {nodes[box].op for box in boxes & set(nodes)}.isdisjoint({"Identity", "NoOp"})
     # From 15 boxes on, TensorBoard puts the best connected ones among the "auxiliary nodes".
     assert len(boxes) < 15
     feeds = {box: set() for box in boxes}

@@ -52,30 +52,30 @@ SGD = {"momentum": 0.5, "nesterov": True, "global_clipnorm": 2.0, "weight_decay"
 
 
 @pytest.mark.parametrize(
-    "flags, config, losses, labels",
+    "flags, config, losses, names, labels",
     [
-        ("--optimizer=sgd --momentum=0.5 --nesterov --clip_norm=2", SGD, 2, 2),
-        ("--optimizer=adamw --label_smoothing=0.5", {"weight_decay": 0.1}, 0, [0, 0, 1]),
+        ("--optimizer=sgd --momentum=0.5 --nesterov --clip_norm=2", SGD, 2, "abc", 2),
+        ("--optimizer=adamw --label_smoothing=0.5", {"weight_decay": 0.1}, 0, "ab", [0, 1]),
     ],
 )
-def test_flags_reach_weights_optimizer_loss_and_metrics(flags, config, losses, labels):
+def test_flags_reach_weights_optimizer_loss_and_metrics(flags, config, losses, names, labels):
     """Weights decay in the loss, or in the optimizer; and the loss is of logits."""
     chosen = scripts.settings_of("--seed=5", "--weight_decay=0.1", *flags.split())
-    images, prepared = SimpleNamespace(class_names="abc"), SimpleNamespace(output_shape=(24, 24, 3))
-    is_one_hot = isinstance(labels, list)
+    images, prepared = SimpleNamespace(class_names=names), SimpleNamespace(output_shape=(24, 24, 3))
+    is_one_hot, count = isinstance(labels, list), len(names)
     model = build.build_model(chosen, images, prepared, "/CPU:0", is_one_hot)
-    drawn = networks.build("cifarnet", (24, 24, 3), 3, seed=5)
+    drawn = networks.build("cifarnet", (24, 24, 3), count, seed=5)
     np.testing.assert_equal(model.get_weights(), drawn.get_weights())
     assert len(model.losses) == losses and config.items() <= model.optimizer.get_config().items()
     model.optimizer.learning_rate = 1.0
     model.optimizer.apply([*map(tf.zeros_like, model.weights)], model.weights)
     pairs = zip(model.get_weights(), drawn.get_weights(), strict=True)
     assert sum((after != before).all() for after, before in pairs) == 2 - losses  # hidden kernels
-    labels, logits = tf.constant([labels]), tf.constant([[1.0, 2, 3]])
-    logs = -np.log(np.exp([1, 2, 3]) / np.exp([1, 2, 3]).sum())
-    smoothed = np.dot([1 / 6, 1 / 6, 2 / 3] if is_one_hot else [0, 0, 1], logs)
+    labels, logits = tf.constant([labels]), tf.range(1.0, count + 1)[tf.newaxis]
+    logs = -np.log(np.exp(logits[0]) / np.exp(logits).sum())
+    smoothed = np.dot([1 / 4, 3 / 4] if is_one_hot else [0, 0, 1], logs)
     assert float(model.loss(labels, logits)) == pytest.approx(smoothed)
-    for metric, value in zip(build.make_metrics(3, is_one_hot), [1, 1, logs[2]], strict=True):
+    for metric, value in zip(build.make_metrics(count, is_one_hot), [1, 1, logs[-1]], strict=True):
         assert float(metric(labels, logits)) == pytest.approx(value)
 
 
