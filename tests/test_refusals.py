@@ -376,6 +376,7 @@ ACCEPTED = {
     "add_loss of a mean in training alone": lambda: in_training_alone(layers.Dropout(0.5), MEAN),
     "a weight as an argument": lambda: layer(lambda own, x: x + doubled(own.own), a_weight),
     "a running mean": lambda: layer(averaged, weight("mean")),
+    "a tf.Variable that is read": lambda: layer(lambda own, x: x + own.hidden, tf_variable),
     "batch norm beside add_loss": lambda: of(layers.BatchNormalization(), Calls(MEAN)),
     "dropout beside add_loss": lambda: of(
         layers.Dropout(0.5), layers.BatchNormalization(), Calls(MEAN)
