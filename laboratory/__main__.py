@@ -101,11 +101,11 @@ def _type_of(field: dataclasses.Field) -> Callable[[str], int | float]:
 
 def rule_parameters() -> dict[str, tuple[dataclasses.Field, list[str]]]:
     """Parameters of rules: name to the field and the rules that have it."""
-    found = {}
+    parameters = {}
     for name, rule in rules.RULES.items():
         for field in dataclasses.fields(rule):
-            found.setdefault(field.name, (field, []))[1].append(name)
-    return found
+            parameters.setdefault(field.name, (field, []))[1].append(name)
+    return parameters
 
 
 def show_list() -> None:
@@ -229,7 +229,7 @@ def best_runs(options: argparse.Namespace, problem) -> list[simulation.Run]:
 def one_run(options: argparse.Namespace, problem, name: str, rate: float) -> simulation.Run:
     """Runs a rule at a rate."""
     parameters = {field.name for field in dataclasses.fields(rules.RULES[name])} - {"rate"}
-    given = {field: getattr(options, field) for field in parameters}
+    chosen = {field: getattr(options, field) for field in parameters}
     of_speeds = {
         flag: default if getattr(options, flag) is None else getattr(options, flag)
         for flag, (_, default, *_) in OF_SPEEDS.items()
@@ -237,7 +237,7 @@ def one_run(options: argparse.Namespace, problem, name: str, rate: float) -> sim
     noticed_after = of_speeds.pop("noticed_after")
     return simulation.run(
         name,
-        rules.RULES[name](rate, **{k: v for k, v in given.items() if v is not None}),
+        rules.RULES[name](rate, **{k: v for k, v in chosen.items() if v is not None}),
         problem,
         speeds.Speeds(options.speeds, options.workers, **of_speeds, seed=options.seed),
         until=options.time,

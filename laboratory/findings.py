@@ -108,7 +108,7 @@ def start_runtime() -> None:
 def conditions(finding: Finding, seconds: float) -> str:
     """The conditions under which a page's numbers were measured."""
     versions = [f"{package} {importlib.metadata.version(package.lower())}" for package in PACKAGES]
-    said = [
+    parts = [
         f"{datetime.date.today():%B %Y}",
         finding.runs,
         *([finding.data] if finding.data else ["nothing is trained"]),
@@ -116,4 +116,4 @@ def conditions(finding: Finding, seconds: float) -> str:
         f"{machine.available_cores()} cores of {machine.processor()}",
         f"{seconds:.0f} s",
     ]
-    return f"({'; '.join(said)})"
+    return f"({'; '.join(parts)})"

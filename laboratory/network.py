@@ -82,8 +82,8 @@ class Network:
           labels: int32 [batch].
           number: int64 [], from which random layers derive their draws.
         """
-        given = self._in_layers(weights), self._state(), number, (images, labels), None
-        return tf.concat([tf.reshape(g, [-1]) for g in self._pass.backward(*given).gradients], 0)
+        inputs = self._in_layers(weights), self._state(), number, (images, labels), None
+        return tf.concat([tf.reshape(g, [-1]) for g in self._pass.backward(*inputs).gradients], 0)
 
     def evaluate(self, weights: np.ndarray) -> problems.Measured:
         """On the first test images, by default 2,000."""
@@ -93,8 +93,8 @@ class Network:
         return problems.Measured(loss / count, correct / count)
 
     def _build_sums(self, weights, images, labels):
-        given = self._in_layers(weights), self._state(), images
-        logits, _ = self.model.stateless_call(*given, training=False)
+        inputs = self._in_layers(weights), self._state(), images
+        logits, _ = self.model.stateless_call(*inputs, training=False)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
         right = tf.argmax(logits, axis=1, output_type=labels.dtype) == labels
         of_each = (losses, right, tf.ones_like(losses))

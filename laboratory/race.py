@@ -145,8 +145,8 @@ def network(seed: int = 0) -> keras.Model:
 
 def right(trained: keras.Model, images: data.Images) -> np.ndarray:
     """Whether the last weights get each test image right, bool [images]."""
-    found = []
+    correct = []
     for pixels, labels in images.test_batches():
         logits = trained(pixels, training=False)
-        found.append(tf.argmax(logits, axis=1, output_type=labels.dtype) == labels)
-    return np.concatenate(found)
+        correct.append(tf.argmax(logits, axis=1, output_type=labels.dtype) == labels)
+    return np.concatenate(correct)

@@ -22,7 +22,7 @@ def table(runs: Sequence[simulation.Run]) -> tuple[list[str], list[list[str]]]:
             run.rule,
             f"{run.rate:g}",
             "diverged" if run.diverged else f"{final_accuracy(run):.1%}",
-            f"{found.time:.0f} ({found.examples:,})" if found else "",
+            f"{point.time:.0f} ({point.examples:,})" if point else "",
             f"{run.examples_per_second:,.1f}",
             f"{run.updates:,}",
             shown_staleness(run),
@@ -30,7 +30,7 @@ def table(runs: Sequence[simulation.Run]) -> tuple[list[str], list[list[str]]]:
             "" if run.diverged else f"{run.end.distance:.3f}",
         ]
         for run in runs
-        for found in [reached(run, accuracy)]
+        for point in [reached(run, accuracy)]
     ]
 
 
@@ -57,8 +57,8 @@ def target(runs: Sequence[simulation.Run]) -> float:
 
 def reached(run: simulation.Run, accuracy: float) -> simulation.Point | None:
     """Where a run reached the accuracy by training; None if it never did."""
-    found = run.first(accuracy)
-    return found if found and found.examples else None
+    point = run.first(accuracy)
+    return point if point and point.examples else None
 
 
 def as_json(run: simulation.Run) -> dict:
@@ -105,12 +105,12 @@ def looks(count: int) -> list[dict[str, str]]:
     """Colour, line and marker of so many runs: the style's, and then with another line."""
     import matplotlib as mpl
 
-    given = list(mpl.rcParams["axes.prop_cycle"])
+    styles = list(mpl.rcParams["axes.prop_cycle"])
     lines = ("-", "--", "-.", ":")
     return [
         {
-            "color": given[number % len(given)]["color"],
-            "linestyle": lines[(number + number // len(given)) % len(lines)],
+            "color": styles[number % len(styles)]["color"],
+            "linestyle": lines[(number + number // len(styles)) % len(lines)],
             "marker": "os^Dv<>P*X"[number % 10],
         }
         for number in range(count)
@@ -120,22 +120,22 @@ def looks(count: int) -> list[dict[str, str]]:
 def draw_times(axes, runs: Sequence[simulation.Run], runs_looks: Sequence[Mapping]) -> None:
     """Examples needed against examples/s until then: each line through 0 stands for one time."""
     accuracy = target(runs)
-    found = {run.rule: reached(run, accuracy) for run in runs}
-    there = [(run, look) for run, look in zip(runs, runs_looks, strict=True) if found[run.rule]]
+    first = {run.rule: reached(run, accuracy) for run in runs}
+    there = [(run, look) for run, look in zip(runs, runs_looks, strict=True) if first[run.rule]]
     for run, look in there:
-        point = found[run.rule]
+        point = first[run.rule]
         axes.plot(point.examples / point.time, point.examples, **look | {"linestyle": "none"})
     axes.set(
         title=f"to {accuracy:.0%}: time = examples / (examples/s)",
         xlabel="examples in the model per unit of time",
         ylabel="examples needed",
     )
-    late = [run.rule for run in runs if not found[run.rule]]
+    late = [run.rule for run in runs if not first[run.rule]]
     if late:
         axes.text(0.03, 0.98, "\n".join(["not reached:", *late]), fontsize=8, va="top", ha="left",
                   transform=axes.transAxes, color="#5a5a5a")  # fmt: skip
     if there:
-        points = [found[run.rule] for run, _ in there]
+        points = [first[run.rule] for run, _ in there]
         most = 1.15 * max(point.examples / point.time for point in points)
         axes.set(xlim=(0, most), ylim=(0, 1.5 * max(point.examples for point in points)))
         for time in sorted({point.time for point in (min(points), max(points))}):

@@ -305,33 +305,33 @@ class LocalSGD(Rule):
         self.arrived = {}
         steps = self.steps_of_round()
         for worker in self.cluster.alive:
-            own = _Local(self.weights, steps, steps, self.updates)
-            self.cluster.send(functools.partial(self.step, worker, own))
+            state = _Local(self.weights, steps, steps, self.updates)
+            self.cluster.send(functools.partial(self.step, worker, state))
 
     def steps_of_round(self) -> int:
         """H of the next round."""
         return self.local_steps
 
-    def step(self, worker: int, own: _Local) -> None:
+    def step(self, worker: int, state: _Local) -> None:
         """A worker begins a step of its own."""
-        stepped = functools.partial(self.stepped, worker, own)
-        self.cluster.compute(worker, own.weights, stepped)
+        stepped = functools.partial(self.stepped, worker, state)
+        self.cluster.compute(worker, state.weights, stepped)
 
-    def stepped(self, worker: int, own: _Local, gradient: np.ndarray) -> None:
+    def stepped(self, worker: int, state: _Local, gradient: np.ndarray) -> None:
         """The worker makes the step, and begins the next one or sends its weights."""
-        weights = own.weights - self.times(self.rate, gradient)
-        own = own._replace(weights=weights, left=own.left - 1)
-        if own.left:
-            self.step(worker, own)
+        weights = state.weights - self.times(self.rate, gradient)
+        state = state._replace(weights=weights, left=state.left - 1)
+        if state.left:
+            self.step(worker, state)
         else:
-            self.cluster.send(functools.partial(self.arrive, worker, own))
+            self.cluster.send(functools.partial(self.arrive, worker, state))
 
-    def arrive(self, worker: int, own: _Local) -> None:
+    def arrive(self, worker: int, state: _Local) -> None:
         """A worker's weights have arrived."""
-        if own.version < self.updates:  # of a round that ended without it: it was thought dead
-            self.dropped += own.steps
+        if state.version < self.updates:  # of a round that ended without it: it was thought dead
+            self.dropped += state.steps
             return
-        self.arrived[worker] = own
+        self.arrived[worker] = state
         self.average_if_complete()
 
     def lost(self, worker):
@@ -341,8 +341,8 @@ class LocalSGD(Rule):
         """Takes the mean, once the weights of all living workers are there."""
         if self.arrived and all(worker in self.arrived for worker in self.cluster.alive):
             in_order = [self.arrived[worker] for worker in sorted(self.arrived)]
-            used = sum(own.steps for own in in_order)
-            self.updated(mean([own.weights for own in in_order]), used, [0] * len(in_order))
+            used = sum(state.steps for state in in_order)
+            self.updated(mean([state.weights for state in in_order]), used, [0] * len(in_order))
             self.begin()
 
 
@@ -395,33 +395,33 @@ class EASGD(Rule):
         for worker in workers:
             self.cluster.send(functools.partial(self.step, worker, first))
 
-    def step(self, worker: int, own: _Elastic) -> None:
+    def step(self, worker: int, state: _Elastic) -> None:
         """A worker begins a step."""
-        stepped = functools.partial(self.stepped, worker, own)
-        self.cluster.compute(worker, self.looks_at(own), stepped, own.weights)
+        stepped = functools.partial(self.stepped, worker, state)
+        self.cluster.compute(worker, self.looks_at(state), stepped, state.weights)
 
-    def stepped(self, worker: int, own: _Elastic, gradient: np.ndarray) -> None:
+    def stepped(self, worker: int, state: _Elastic, gradient: np.ndarray) -> None:
         """The worker makes the step; before every τ-th, it meets the centre and waits for it."""
-        moved = self.moved(own, gradient)
-        if own.steps % self.period == 0:
-            self.cluster.send(functools.partial(self.pull, worker, own, moved))
+        moved = self.moved(state, gradient)
+        if state.steps % self.period == 0:
+            self.cluster.send(functools.partial(self.pull, worker, state, moved))
         else:
             self.step(worker, moved)
 
-    def looks_at(self, own: _Elastic) -> np.ndarray:
+    def looks_at(self, state: _Elastic) -> np.ndarray:
         """Where the gradient is taken."""
-        return own.weights
+        return state.weights
 
-    def moved(self, own: _Elastic, gradient: np.ndarray) -> _Elastic:
+    def moved(self, state: _Elastic, gradient: np.ndarray) -> _Elastic:
         """What a worker has after a step, without the pull."""
-        weights = own.weights - self.times(self.rate, gradient)
-        return dataclasses.replace(own, weights=weights, steps=own.steps + 1)
+        weights = state.weights - self.times(self.rate, gradient)
+        return dataclasses.replace(state, weights=weights, steps=state.steps + 1)
 
-    def pull(self, worker: int, own: _Elastic, moved: _Elastic) -> None:
+    def pull(self, worker: int, state: _Elastic, moved: _Elastic) -> None:
         """A worker's weights are at the centre, and the spring pulls at both."""
-        pulled = self.times(self.alpha, own.weights - self.weights)
-        new = self.period if own.steps else 0  # gradients that are new to the centre
-        self.updated(self.weights + pulled, new, [self.updates - own.version])
+        pulled = self.times(self.alpha, state.weights - self.weights)
+        new = self.period if state.steps else 0  # gradients that are new to the centre
+        self.updated(self.weights + pulled, new, [self.updates - state.version])
         back = dataclasses.replace(moved, weights=moved.weights - pulled, version=self.updates)
         self.cluster.send(functools.partial(self.step, worker, back))
 
@@ -437,13 +437,13 @@ class EAMSGD(EASGD):
 
     momentum: float = parameter(0.9, 0.0, 0.999, "δ of every worker's own velocity")
 
-    def looks_at(self, own: _Elastic) -> np.ndarray:
-        return own.weights + self.times(self.momentum, own.velocity)
+    def looks_at(self, state: _Elastic) -> np.ndarray:
+        return state.weights + self.times(self.momentum, state.velocity)
 
-    def moved(self, own: _Elastic, gradient: np.ndarray) -> _Elastic:
-        velocity = self.times(self.momentum, own.velocity) - self.times(self.rate, gradient)
-        weights = own.weights + velocity
-        return dataclasses.replace(own, weights=weights, velocity=velocity, steps=own.steps + 1)
+    def moved(self, state: _Elastic, gradient: np.ndarray) -> _Elastic:
+        velocity = self.times(self.momentum, state.velocity) - self.times(self.rate, gradient)
+        weights = state.weights + velocity
+        return dataclasses.replace(state, weights=weights, velocity=velocity, steps=state.steps + 1)
 
 
 RULES: dict[str, type[Rule]] = {

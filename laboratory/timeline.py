@@ -56,8 +56,8 @@ def main(arguments: Sequence[str]) -> int:
         f"{images.name}, two convolutions, batches of {BATCH}, seed 0; each rule at the better of "
         f"the rates {rates}"
     )
-    found = race_of(raced, WORKERS, UNTIL, MESSAGE, conditions)
-    text = json.dumps(found, separators=(",", ":"), allow_nan=False)
+    race = race_of(raced, WORKERS, UNTIL, MESSAGE, conditions)
+    text = json.dumps(race, separators=(",", ":"), allow_nan=False)
     RACE.write_text(f"{text}\n", encoding="utf-8")
     finding = findings.Finding((), [], {}, functools.partial(draw, raced=raced), images.name)
     findings.save(finding, DOCS / "figures/race.png", size=(9, 6.5))

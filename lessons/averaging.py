@@ -237,11 +237,11 @@ def at_equal_epochs(
     """Which test images each way of `AT_EQUAL_EPOCHS` gets right at the end, seed by seed."""
     images = images.first(examples, len(images.test.images))
     keys = [(name, seed) for name in AT_EQUAL_EPOCHS for seed in seeds]
-    found = race.side_by_side(
+    runs = race.side_by_side(
         [functools.partial(train_epochs, images, epochs, *AT_EQUAL_EPOCHS[n], s) for n, s in keys]
     )
     return {
-        name: [of for (of_name, _), of in zip(keys, found, strict=True) if of_name == name]
+        name: [right for (way, _), right in zip(keys, runs, strict=True) if way == name]
         for name in AT_EQUAL_EPOCHS
     }
 

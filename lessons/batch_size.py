@@ -101,12 +101,12 @@ def at_equal_loss(
     """Batch to one run for each seed, each stopped at the same loss of its training images."""
     images = images.first(examples, len(images.test.images))
     entries = [entry._replace(seed=seed) for entry in GAP_ENTRIES for seed in seeds]
-    found = race.side_by_side(
+    runs = race.side_by_side(
         [functools.partial(stopped_at, entry, images, loss, at_most) for entry in entries]
     )
     return {
         small.global_batch_size: [
-            run for entry, run in zip(entries, found, strict=True) if entry[:2] == small[:2]
+            run for entry, run in zip(entries, runs, strict=True) if entry[:2] == small[:2]
         ]
         for small in GAP_ENTRIES
     }
@@ -115,16 +115,16 @@ def at_equal_loss(
 def stopped_at(entry: race.Entry, images: data.Images, loss: float, at_most: int) -> Stopped:
     """Trains until the training images' cross entropy is at most `loss`; checks once per epoch."""
     batch, count = entry.global_batch_size, len(images.train.images)
-    model, seen, found = race.model(entry), 0, math.inf
+    model, seen, current = race.model(entry), 0, math.inf
     batches = iter(
         images.training_batches(batch, at_most // batch, seed=entry.seed, distorted=False)
     )
-    while found > loss and seen + count <= at_most:
+    while current > loss and seen + count <= at_most:
         for pair in itertools.islice(batches, max(1, count // batch)):
             model.train_on_batch(*pair)
             seen += batch
-        found = race.evaluated(model, images.test_batches(split="train")).loss
-    return Stopped(seen, found, race.right(model, images))
+        current = race.evaluated(model, images.test_batches(split="train")).loss
+    return Stopped(seen, current, race.right(model, images))
 
 
 def images_per_second(batches: Iterable[int], images: data.Images, turns: int) -> dict[int, float]:

@@ -172,7 +172,7 @@ def finding(
     sprung = {pull: mean_of(of_seeds) for pull, of_seeds in of_pull.items()}
     better = {pull: centre_against_mean(of_seeds) for pull, of_seeds in of_pull.items() if pull}
 
-    off = max(abs(found / stable_up_to(eta) - 1) for eta, found in boundary.items())
+    off = max(abs(limit / stable_up_to(eta) - 1) for eta, limit in boundary.items())
 
     def cells(one: Sprung, of_seeds: list[Sprung], has_spring: bool) -> list[str]:
         against = [100 * (seed.centre - seed.mean) for seed in of_seeds]
@@ -256,9 +256,9 @@ def draw(figure, sprung: dict, workers: int, synchronous: float, boundary: dict)
         label="the centre",
     )
     for place, pull in zip(places, pulls, strict=True):
-        own = [100 * one for one in sprung[pull].workers]
+        points = [100 * one for one in sprung[pull].workers]
         label = "each worker" if place == 0 else None
-        left.plot([place] * len(own), own, ".", color="#d55e00", alpha=0.5, label=label)
+        left.plot([place] * len(points), points, ".", color="#d55e00", alpha=0.5, label=label)
     means = [100 * sprung[pull].mean for pull in pulls]
     left.plot(places, means, "s--", color="black", label="mean of the workers")
     left.axhline(100 * synchronous, color="#777777", linewidth=1, label="synchronous, same time")

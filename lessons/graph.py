@@ -118,14 +118,14 @@ def build_and_run(program: step.Program, batches) -> Built:
     for batch in batches:
         program(batch, size)
     running = body.call_count - building
-    of_towers = [operations_of(graph, index) for index in range(num_towers)]
+    tower_operations = [operations_of(graph, index) for index in range(num_towers)]
     update = [op for op in graph.get_operations() if op.name.startswith("apply/")]
     return Built(
         building=building,
         running=running,
-        operations=[len(own) for own in of_towers],
-        waiting=waiting(of_towers),
-        needed=sum(bool(own & needed_for(update)) for own in of_towers),
+        operations=[len(operations) for operations in tower_operations],
+        waiting=waiting(tower_operations),
+        needed=sum(bool(operations & needed_for(update)) for operations in tower_operations),
     )
 
 
@@ -138,8 +138,8 @@ def written_out(function) -> tf.Graph:
 
 def tower_of(name: str) -> int | None:
     """The tower in whose scope an operation is, in any scope around it."""
-    found = re.search(r"(?:^|/)tower_(\d+)/", name)
-    return int(found[1]) if found else None
+    match = re.search(r"(?:^|/)tower_(\d+)/", name)
+    return int(match[1]) if match else None
 
 
 def operations_of(graph: tf.Graph, index: int) -> set[tf.Operation]:
@@ -147,25 +147,25 @@ def operations_of(graph: tf.Graph, index: int) -> set[tf.Operation]:
     return {operation for operation in graph.get_operations() if tower_of(operation.name) == index}
 
 
-def waiting(of_towers: Sequence[set[tf.Operation]]) -> int:
+def waiting(tower_operations: Sequence[set[tf.Operation]]) -> int:
     """How many operations need one of another tower, directly or through any others."""
     return sum(
-        bool(needed_for([operation]) & (set.union(*of_towers) - own))
-        for own in of_towers
-        for operation in own
+        bool(needed_for([operation]) & (set.union(*tower_operations) - operations))
+        for operations in tower_operations
+        for operation in operations
     )
 
 
 def needed_for(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
     """These operations and all that they depend on, by inputs and by control inputs."""
-    found, to_visit = set(), list(operations)
+    visited, to_visit = set(), list(operations)
     while to_visit:
         operation = to_visit.pop()
-        if operation not in found:
-            found.add(operation)
+        if operation not in visited:
+            visited.add(operation)
             to_visit += [tensor.op for tensor in operation.inputs]
             to_visit += operation.control_inputs
-    return found
+    return visited
 
 
 def two_ways(model: keras.Model, tower_devices: Sequence[str]) -> tuple[Callable, Callable]:
@@ -199,13 +199,13 @@ def one_tower(one_pass: microbatch.Microbatch, index: int, device: str, images, 
 
 def times(ways: Sequence[Callable], batches) -> list[float]:
     """The median milliseconds of each way, in alternation; the first call builds the graph."""
-    found = [[] for _ in ways]
+    milliseconds = [[] for _ in ways]
     for batch in batches:
-        for way, own in zip(ways, found, strict=True):
+        for way, calls in zip(ways, milliseconds, strict=True):
             began = time.perf_counter()
             way(*batch)
-            own.append(1000 * (time.perf_counter() - began))
-    return [statistics.median(own[1:]) for own in found]
+            calls.append(1000 * (time.perf_counter() - began))
+    return [statistics.median(calls[1:]) for calls in milliseconds]
 
 
 class Event(NamedTuple):
@@ -227,11 +227,11 @@ def rounds_of_profiles(ways: Sequence[Callable], batch) -> list[list[list[Event]
 def profile(step: Callable, batch) -> list[Event]:
     """The operations of one call, from TensorFlow's profiler; times count from the first one."""
     _, operations = profiles.recorded(lambda: step(*batch))
-    found = [operation for operation in operations if operation.kind not in TRANSFERS]
-    first = min(operation.begin for operation in found)
+    computed = [operation for operation in operations if operation.kind not in TRANSFERS]
+    first = min(operation.begin for operation in computed)
     return [
         Event(o.begin - first, o.begin - first + o.milliseconds, tower_of(o.name))
-        for o in sorted(found, key=lambda operation: operation.begin)
+        for o in sorted(computed, key=lambda operation: operation.begin)
     ]
 
 
@@ -257,7 +257,7 @@ def overlap(events: Sequence[Event]) -> float:
         for begin, end in first
         for other_begin, other_end in second
     )
-    return both / min(sum(end - begin for begin, end in own) for own in (first, second))
+    return both / min(sum(end - begin for begin, end in spans) for spans in (first, second))
 
 
 def median_call(calls: Sequence[list[Event]]) -> list[Event]:
@@ -270,8 +270,8 @@ def draw(figure, step: Sequence[Event], one_by_one: Sequence[Event]) -> None:
     above, below = figure.subplots(2, 1, sharex=True, sharey=True)
     lanes = {0: "#0072b2", 1: "#d55e00", None: "#6a6a6a"}
     for axes, events in ((above, step), (below, one_by_one)):
-        for place, (own, colour) in enumerate(lanes.items()):
-            spans = busy(event for event in events if event.tower == own)
+        for place, (tower, colour) in enumerate(lanes.items()):
+            spans = busy(event for event in events if event.tower == tower)
             bars = [(begin, end - begin) for begin, end in spans]
             axes.broken_barh(bars, (place - 0.4, 0.8), color=colour, linewidth=0)
     above.set(title="A step: one graph with both towers")

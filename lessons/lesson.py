@@ -79,13 +79,13 @@ def source(path: Path, name: str) -> str:
       ValueError: the file has no such function.
     """
     text = path.read_text(encoding="utf-8")
-    found: Sequence[ast.AST] = ast.parse(text).body
+    nodes: Sequence[ast.AST] = ast.parse(text).body
     for part in name.split("."):
-        named = [node for node in found if getattr(node, "name", None) == part]
+        named = [node for node in nodes if getattr(node, "name", None) == part]
         if not named:
             raise ValueError(f"{path}: there is no {name}")
         node = named[0]
-        found = getattr(node, "body", [])
+        nodes = getattr(node, "body", [])
     lines = text.splitlines()
     kept = lines[node.lineno - 1 : node.end_lineno]
     first = node.body[0]

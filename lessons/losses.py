@@ -101,11 +101,11 @@ def gradient_norms(model: keras.Model, images, labels) -> dict[str, str]:
 
 def draw(figure, cross_entropy, decay, collected) -> None:
     """What differs: each tower's cross entropy from their mean; what a collection adds to each."""
-    own, old = figure.subplots(1, 2)
+    new, old = figure.subplots(1, 2)
     towers_axis = np.arange(len(decay))
-    own.bar(towers_axis, cross_entropy - cross_entropy.mean(), color="#0072b2")
-    own.axhline(0, color="black", linewidth=1)
-    own.set(xlabel="tower", title="own cross entropy, minus the towers' mean")
+    new.bar(towers_axis, cross_entropy - cross_entropy.mean(), color="#0072b2")
+    new.axhline(0, color="black", linewidth=1)
+    new.set(xlabel="tower", title="own cross entropy, minus the towers' mean")
     total = cross_entropy + decay
     old.bar(towers_axis, total, color="#0072b2", label="its own loss")
     old.bar(towers_axis, collected - total, bottom=total, color="#d55e00", label="others' losses")

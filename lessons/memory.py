@@ -103,9 +103,9 @@ def forward(model: keras.Model, weights, images, again: bool) -> tf.Tensor:
     x, weights = images, list(weights)
     for first, last in BLOCKS:
         block = keras.Model(model.get_layer(first).input, model.get_layer(last).output)
-        own = [weights.pop(0) for _ in block.trainable_variables]
+        values = [weights.pop(0) for _ in block.trainable_variables]
         call = functools.partial(call_block, block)
-        x = (tf.recompute_grad(call) if again else call)(x, *own)
+        x = (tf.recompute_grad(call) if again else call)(x, *values)
     return x
 
 
@@ -258,12 +258,12 @@ def both_gradients(model: keras.Model, images, labels) -> BothGradients:
     at_mean = []
     for layer, x in zip(reversed(model.layers[1:]), reversed(inputs), strict=True):
         mean = tf.reduce_mean(x, axis=0, keepdims=True)
-        own = [weight.value for weight in layer.trainable_variables]
-        with tf.GradientTape() as tape_of_layer:
-            tape_of_layer.watch(mean)
+        values = [weight.value for weight in layer.trainable_variables]
+        with tf.GradientTape() as layer_tape:
+            layer_tape.watch(mean)
             output = layer(mean)
-        *of_weights, error = tape_of_layer.gradient(output, [*own, mean], error)
-        at_mean = of_weights + at_mean
+        *gradients, error = layer_tape.gradient(output, [*values, mean], error)
+        at_mean = gradients + at_mean
     weights = [weight.value for weight in model.trainable_variables]
     return BothGradients(loss, tape.gradient(loss, weights), at_mean)
 
@@ -273,12 +273,12 @@ def cosines(batches) -> dict[str, float]:
     model = data.small_cifarnet()
     images, labels = (tf.concat(parts, axis=0) for parts in zip(*batches, strict=True))
     both = both_gradients(model, images, labels)
-    found = {}
+    result = {}
     for weight, *pair in zip(model.trainable_variables, both.gradient, both.at_mean, strict=True):
         if len(weight.shape) > 1:
             a, b = (np.ravel(gradient).astype(np.float64) for gradient in pair)
-            found[weight.path] = float(a @ b / np.sqrt((a @ a) * (b @ b)))
-    return found
+            result[weight.path] = float(a @ b / np.sqrt((a @ a) * (b @ b)))
+    return result
 
 
 def train(chosen: Callable[[BothGradients], list[tf.Tensor]], batches) -> list[float]:
@@ -317,14 +317,14 @@ def as_cell(size: float | None) -> str:
 
 def of_the_mean(agreement: Mapping, curves: Mapping) -> str:
     """What the numbers say of the gradient at the mean activations."""
-    found = " and ".join(
-        f"{min(of_layers.values()):.2f} to {max(of_layers.values()):.2f} on {images:,} images"
-        for images, of_layers in agreement.items()
+    ranges = " and ".join(
+        f"{min(layers.values()):.2f} to {max(layers.values()):.2f} on {images:,} images"
+        for images, layers in agreement.items()
     )
     ends = {name: np.mean(curve[-LAST:]) for name, curve in curves.items()}
     return (
         "One backward pass at the mean activations gives a different gradient: its cosine to the "
-        f"true one is, layer by layer, {found}. After {len(curves[AT_MEAN])} steps with it the "
+        f"true one is, layer by layer, {ranges}. After {len(curves[AT_MEAN])} steps with it the "
         f"loss was {ends[AT_MEAN]:.2f}, with the true one {ends[GRADIENT]:.2f}; guessing gives "
         f"{GUESS:.2f}."
     )

@@ -64,7 +64,7 @@ def exhibit(rows: Sequence[int], did: str, symptom: str, number: str) -> Callabl
 
 def run(setup: findings.Setup) -> findings.Finding:
     """Reproduces every fault, and does the same correctly."""
-    found = {name: make() for name, make in EXHIBITS.items()}
+    exhibits = {name: make() for name, make in EXHIBITS.items()}
     rows = [
         [
             ", ".join(map(str, exhibit.rows)),
@@ -74,20 +74,20 @@ def run(setup: findings.Setup) -> findings.Finding:
             shown(exhibit.wrong),
             shown(exhibit.right),
         ]
-        for exhibit in found.values()
+        for exhibit in exhibits.values()
     ]
-    off = sum(exhibit.wrong != exhibit.right for exhibit in found.values())
+    off = sum(exhibit.wrong != exhibit.right for exhibit in exhibits.values())
     return findings.Finding(
         head=("row", "what the old code did", "what one notices", "the number", "wrong", "right"),
         rows=rows,
         answer=(
-            f"Look for one of the {len(found)} faults below: each runs without an error, and makes "
-            "one number wrong."
+            f"Look for one of the {len(exhibits)} faults below: each runs without an error, and "
+            "makes one number wrong."
             if off
             else "Not one of the faults below: none of them shows here."
         ),
-        numbers={name: (exhibit.wrong, exhibit.right) for name, exhibit in found.items()},
-        draw=lambda figure: draw(figure, [e for e in found.values() if e.ratio is not None]),
+        numbers={name: (exhibit.wrong, exhibit.right) for name, exhibit in exhibits.items()},
+        draw=lambda figure: draw(figure, [e for e in exhibits.values() if e.ratio is not None]),
         data="",
     )
 
@@ -411,9 +411,9 @@ def draw(figure, exhibits: Sequence[Exhibit]) -> None:
     axes.hlines(places, 1, ratios, color="#d55e00", linewidth=2)
     axes.plot(ratios, places, "o", color="#d55e00")
     for place, exhibit in zip(places, exhibits, strict=True):
-        said = f"{shown(exhibit.wrong)} for {shown(exhibit.right)}"
+        text = f"{shown(exhibit.wrong)} for {shown(exhibit.right)}"
         axes.annotate(
-            said, (max(exhibit.ratio, 1), place), xytext=(7, 0), textcoords="offset points",
+            text, (max(exhibit.ratio, 1), place), xytext=(7, 0), textcoords="offset points",
             verticalalignment="center", fontsize=8,
         )  # fmt: skip
     axes.set_xscale("log", base=2)

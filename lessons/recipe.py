@@ -153,8 +153,8 @@ def train_flags(recipe: Recipe, examples: int) -> list[str]:
         for name, value in values.items():
             settings.check(settings.TrainSettings.__dataclass_fields__[name], value)
         if np.float32(recipe.moving_average_decay) == 1:
-            given = f"--moving_average_decay={recipe.moving_average_decay!r}"
-            raise settings.SettingsError(f"{given}: must be below 1 in float32")
+            flag = f"--moving_average_decay={recipe.moving_average_decay!r}"
+            raise settings.SettingsError(f"{flag}: must be below 1 in float32")
     except settings.SettingsError as error:
         raise settings.SettingsError(f"{recipe.towers} would need {error}") from error
     return [
@@ -312,17 +312,17 @@ def parse(arguments: Sequence[str]) -> tuple[Recipe, int, str, int, str | None]:
     text = f"how the towers updated the weights: {' or '.join(WAS)} (default: both are answered)"
     parser.add_argument("--was", choices=WAS, help=text)
     parser.add_argument("--examples", default=50_000, help="of the training set (default: 50000)")
-    given = vars(parser.parse_args(arguments))
+    chosen = vars(parser.parse_args(arguments))
 
     def checked(name, of_type, setting):
-        return _checked(name, given[name], of_type, setting)
+        return _checked(name, chosen[name], of_type, setting)
 
     count, to_towers = (checked(name, int, "num_towers") for name in ("from_towers", "to_towers"))
-    count = 1 if given["was"] == "asynchronous" else count
+    count = 1 if chosen["was"] == "asynchronous" else count
     stated = {
         f.name: checked(f.name, type(f.default), f.metadata["setting"])
         for f in _STATED
-        if given[f.name] is not None
+        if chosen[f.name] is not None
     }
     durations = {f.name: f.default / count for f in _STATED if f.name in _OF_ONE_TOWER}
     authors = Recipe(count, 1, **durations | stated)
@@ -333,8 +333,8 @@ def parse(arguments: Sequence[str]) -> tuple[Recipe, int, str, int, str | None]:
             f"{' or '.join(optimizers.WITH_MOMENTUM)}, and it is {authors.optimizer}"
         )
     # The linear rule is SGD's; square roots are for optimizers that divide by the gradient's size.
-    scaling = given["scaling"] or ("linear" if authors.optimizer == "sgd" else "sqrt")
-    return authors, to_towers, scaling, checked("examples", int, "max_steps"), given["was"]
+    scaling = chosen["scaling"] or ("linear" if authors.optimizer == "sgd" else "sqrt")
+    return authors, to_towers, scaling, checked("examples", int, "max_steps"), chosen["was"]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -342,11 +342,11 @@ class _Parser(argparse.ArgumentParser):
         raise settings.SettingsError(f"{' '.join(message.split())}; --help lists the flags")
 
 
-def _checked(name: str, given: object, of_type: type, setting: str) -> int | float | str:
+def _checked(name: str, text: object, of_type: type, setting: str) -> int | float | str:
     """A flag's value, in the range that a setting of train.py has."""
-    flag = f"--{name}={settings.shown(given)}"
+    flag = f"--{name}={settings.shown(text)}"
     try:
-        value = of_type(given)
+        value = of_type(text)
         settings.check(settings.TrainSettings.__dataclass_fields__[setting], value)
     except settings.SettingsError as error:
         problem = str(error).removeprefix(f"--{setting}={settings.shown(value)}")

@@ -107,8 +107,8 @@ def one_run(problem, workers: int, setting: str, rule: str, rate: float, accurac
 
 def arrival(run: simulation.Run, accuracy: float) -> float:
     """Virtual time to the accuracy; infinity if it was not reached."""
-    found = run.first(accuracy)
-    return found.time if found else float("inf")
+    point = run.first(accuracy)
+    return point.time if point else float("inf")
 
 
 class Reached(NamedTuple):
@@ -144,10 +144,10 @@ def finding(raced: dict, on_an_edge: list[str], accuracy: float, name: str) -> f
     reached = {key: reached_by(runs, accuracy) for key, runs in raced.items()}
 
     def cell(setting, rule):
-        found = reached[setting, rule]
-        if not found:
+        point = reached[setting, rule]
+        if not point:
             return "not reached"
-        return f"{found.time:.0f} ({found.soonest:.0f}–{found.latest:.0f}); {found.examples:,.0f}"
+        return f"{point.time:.0f} ({point.soonest:.0f}–{point.latest:.0f}); {point.examples:,.0f}"
 
     def rate_of(rule):
         rate = f"{raced[settings[0], rule][0].rate:g}"
@@ -161,8 +161,8 @@ def finding(raced: dict, on_an_edge: list[str], accuracy: float, name: str) -> f
         ],
         answer=answer(reached),
         numbers={
-            "time": {key: found and found.time for key, found in reached.items()},
-            "examples": {key: found and found.examples for key, found in reached.items()},
+            "time": {key: point and point.time for key, point in reached.items()},
+            "examples": {key: point and point.examples for key, point in reached.items()},
         },
         draw=lambda figure: draw(figure, reached, settings, of_rules, accuracy),
         data=name,
@@ -175,8 +175,8 @@ def answer(reached: dict) -> str:
 
     def gains(setting: str, rule: str) -> bool:
         """Whether each seed of a rule arrived before every seed of the synchronous one."""
-        own, other = reached.get((setting, "synchronous")), reached.get((setting, rule))
-        return bool(other and (not own or other.latest < own.soonest))
+        waiting, other = reached.get((setting, "synchronous")), reached.get((setting, rule))
+        return bool(other and (not waiting or other.latest < waiting.soonest))
 
     with_equal = gains("equal workers", "asynchronous")
     slow = [name for name in ("jitter", "one straggler") if gains(name, "asynchronous")]
@@ -209,9 +209,9 @@ def draw(figure, reached: dict, settings, of_rules, accuracy: float) -> None:
     width = 0.8 / len(of_rules)
     for number, rule in enumerate(of_rules):
         places = [place + width * number for place in range(len(settings))]
-        found = [reached[setting, rule] for setting in settings]
-        axes.bar(places, [point.time if point else 0 for point in found], width, label=rule)
-        for place, point in zip(places, found, strict=True):
+        points = [reached[setting, rule] for setting in settings]
+        axes.bar(places, [point.time if point else 0 for point in points], width, label=rule)
+        for place, point in zip(places, points, strict=True):
             if point is None:
                 axes.text(place, 0, "not reached", rotation=90, fontsize=8, ha="center")
             else:

@@ -64,10 +64,10 @@ def run(
     """Trains four ways on the same images with each seed, side by side."""
     images = data.load(setup).first(examples, TEST_EXAMPLES)
     looks = range(between, epochs + 1, between)
-    found = race.side_by_side(
+    results = race.side_by_side(
         [functools.partial(train, images, looks, seed, *RUNS[n]) for n in RUNS for seed in seeds]
     )
-    runs = {name: found[at : at + len(seeds)] for name, at in zip(RUNS, count(0, len(seeds)))}
+    runs = {name: results[at : at + len(seeds)] for name, at in zip(RUNS, count(0, len(seeds)))}
     return finding(runs, f"the first {len(images.train.images):,} training images of {images.name}")
 
 

@@ -289,12 +289,12 @@ def profiled(num_towers: int, setup: findings.Setup, times: int) -> dict[str, fl
         train_step(*batch)
         return 1000 * (time.perf_counter() - began)
 
-    found = []
+    calls = []
     for _ in range(times):
         milliseconds, operations = profiles.recorded(timed_step)
-        found.append((milliseconds, by_part(operations, num_towers)))
-    whole, of_parts = min(found, key=lambda pair: pair[0])
-    return of_parts | {"rest": max(0.0, whole - sum(of_parts.values()))}
+        calls.append((milliseconds, by_part(operations, num_towers)))
+    whole, parts = min(calls, key=lambda pair: pair[0])
+    return parts | {"rest": max(0.0, whole - sum(parts.values()))}
 
 
 PART_OF_SCOPE = {  # the scopes of towers/step.py
@@ -318,10 +318,10 @@ def part_of(name: str, kind: str) -> str | None:
     return PART_OF_SCOPE.get("tower" if scope.startswith("tower_") else scope)
 
 
-def by_part(found: Iterable[profiles.Operation], num_towers: int) -> dict[str, float]:
+def by_part(operations: Iterable[profiles.Operation], num_towers: int) -> dict[str, float]:
     """The milliseconds of each part, with towers side by side."""
     sums = Counter(dict.fromkeys(PART_OF_SCOPE.values(), 0.0))
-    for operation in found:
+    for operation in operations:
         part = part_of(operation.name, operation.kind)
         if part is not None:
             sums[part] += operation.milliseconds / (num_towers if part == "compute" else 1)
@@ -391,9 +391,9 @@ def launched(one_pass: Callable[[], object], times: int) -> Launches:
         tf.nest.map_structure(lambda gradient: gradient.numpy(), one_pass())
         return 1000 * (time.perf_counter() - began)
 
-    milliseconds, found = min((profiles.recorded(timed) for _ in range(times)), key=lambda p: p[0])
-    typical = 1000 * statistics.median(operation.milliseconds for operation in found)
-    return Launches(len(found), typical, milliseconds)
+    milliseconds, events = min((profiles.recorded(timed) for _ in range(times)), key=lambda p: p[0])
+    typical = 1000 * statistics.median(operation.milliseconds for operation in events)
+    return Launches(len(events), typical, milliseconds)
 
 
 def launch_table(launches: Mapping[str, Launches]):
@@ -410,15 +410,15 @@ def answer(behind: Mapping, launches: Mapping[str, Launches]) -> str:
     device_rate = list(behind[SINGLE])[1]
     slow = behind[SINGLE][device_rate][0].busy < 0.8 * behind[AHEAD][device_rate][0].busy
     small = launches[STEP_BY_STEP].milliseconds > 3 * launches[AT_ONCE].milliseconds
-    said = [
+    reasons = [
         "for its input if the step is faster on one fixed batch" if slow else "",
         "otherwise, most likely, for many small operations that are started one after the other, "
         "as in a recurrent network"
         if small
         else "",
     ]
-    reasons = "; ".join(part for part in said if part)
-    return f"The device waits {reasons or 'for something that was not found here'}."
+    reason = "; ".join(part for part in reasons if part)
+    return f"The device waits {reason or 'for something that was not found here'}."
 
 
 def taken_apart(timed: Timed, profile: Mapping[str, float]) -> Step:

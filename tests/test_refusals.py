@@ -285,6 +285,7 @@ def test_refuses_a_loss_that_would_draw_the_same_in_every_step(call):
 def test_refuses_variables_that_changed_without_compile():
     """Else a batch of another size would train other variables than those before it."""
     model = towers.distribute(compiled(of(layers.Dense(4))), 2, microbatch_size=8)
+    assert model.evaluate(X, Y, verbose=0) and not model.optimizer.built  # as in Keras
     model.fit(X, Y, batch_size=20, verbose=0)
     model.layers[0].trainable = False
     model.fit(X, Y, batch_size=20, verbose=0)  # as Keras: what was compiled goes on

@@ -30,12 +30,10 @@ def test_the_race_of_the_site_is_that_of_every_rule_at_every_speed():
     parabola.batch = timeline.BATCH
     for pair in itertools.product(rules.RULES, speeds.SPEEDS):
         raced[pair] = shown = race["runs"][" ".join(pair)]
-        again = json.loads(
-            json.dumps(timeline.as_json(timeline.run(parabola, *pair, shown["rate"])))
-        )
-        times = [[time for time, *_ in of["points"]] for of in (again, shown)]
+        run = json.loads(json.dumps(timeline.as_json(timeline.run(parabola, *pair, shown["rate"]))))
+        times = [[time for time, *_ in one["points"]] for one in (run, shown)]
         if not shown["diverged"]:  # a parabola does not
-            assert times[0] == times[1] and again | {"points": 0} == shown | {"points": 0}
+            assert times[0] == times[1] and run | {"points": 0} == shown | {"points": 0}
     settings = timeline.WORKERS, timeline.UNTIL, timeline.MESSAGE, race["conditions"]
     assert timeline.race_of(raced, *settings) == race
     plots.check("race", lambda figure: timeline.draw(figure, raced))
