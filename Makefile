@@ -32,11 +32,11 @@ train: $(VENV)/installed ## train on the embedded data set with two towers (a mi
 	@echo "  $(VENV)/bin/towers-compare runs/shapes runs/one_tower"
 
 # Three processes keep two cores busy: some tests wait for a clock or a socket.
-test: $(VENV)/installed ## run the tests (four to six minutes)
+test: $(VENV)/installed ## run the tests (three to nine minutes)
 	$(say)
 	$(VENV)/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder -m "not long and not site"
 
-test-all: $(VENV)/installed ## run the long ones, too (twenty minutes)
+test-all: $(VENV)/installed ## run the long ones, too (fifteen to forty minutes)
 	$(say)
 	$(VENV)/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder -m "not site"
 

@@ -108,9 +108,10 @@ def test_limits_are_those_of_the_control_group(tmp_path, monkeypatch, files, quo
     assert machine.memory_limit() == memory
 
 
-def test_available_cores_are_those_of_the_process(monkeypatch):
+def test_cores_and_threads_are_those_of_the_process(monkeypatch):
     allowed = os.sched_getaffinity(0)
     monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: 0)
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
     assert machine.intra_op_threads() == len(allowed)  # as TensorFlow counts them
     os.sched_setaffinity(0, {min(allowed)})
     try:

@@ -334,7 +334,7 @@ def test_refuses_arguments_by_name(arguments, name):
         ("'sgdm'", lambda: optimizers.make("sgdm")),
         ("compile", lambda: towers.Run("runs/none", of())),
         (r"runs/a\*", lambda: towers.Run("runs/a*", of())),
-        ("", lambda: gradients.pairwise_tree([], tf.add)),
+        ("nothing", lambda: gradients.pairwise_tree([], tf.add)),
     ],
 )
 def test_refuses_values_by_name(name, call):

@@ -75,7 +75,7 @@ class Program:
         self._graphs: dict[str, ConcreteFunction] = {}  # by what a batch is like
         self._functions: dict[str, Any] = {}  # by that without lengths beside the examples
         self._steps: dict[ConcreteFunction, Any] = {}  # several in a call
-        self._variables = self._trained()
+        self._trained_at_first = self._trained()
 
     def _trained(self) -> list:
         compiled = [getattr(self.model, name, None) for name in ("optimizer", "_loss_tracker")]
@@ -83,7 +83,7 @@ class Program:
 
     def check_trained(self) -> None:
         """Raises ValueError where what is trained, or compiled, is not what it was at first."""
-        if self.training and [*map(id, self._trained())] != [*map(id, self._variables)]:
+        if self.training and [*map(id, self._trained())] != [*map(id, self._trained_at_first)]:
             raise ValueError(
                 "trainable or the optimizer has changed: change it before fit, then call compile"
             )
@@ -156,8 +156,7 @@ class Program:
             return [graph(batch) for graph, batch in zip(graphs, batches, strict=True)][-1]
         step = graphs[0]
         if step not in self._steps:
-            several = tf.function(lambda batches: [*map(step, batches)][-1], autograph=False)
-            self._steps[step] = several
+            self._steps[step] = tf.function(lambda data: [*map(step, data)][-1], autograph=False)
         return self._steps[step](list(batches))
 
     def _build(self, batch, size: int, alone: bool):
@@ -338,7 +337,9 @@ class Program:
             for value, is_same in zip(total, self.pass_.has_same_rows, strict=True)
         ]
 
-    def _changes(self, forwards: Sequence[microbatch.Forward], weights: list) -> updating.Changes:
+    def _changes(
+        self, forwards: Sequence[microbatch.Forward], weights: list[float]
+    ) -> updating.Changes:
         """New values of what is not trained, from those of the microbatches.
 
         Batch statistics are averaged over examples, a random layer's counter moves on, and what

@@ -318,7 +318,7 @@ def test_no_weight_that_is_not_a_number_is_saved(tmp_path):
 
 
 @pytest.mark.parametrize("hook", ["on_epoch_begin", "on_epoch_end"])
-def test_what_a_callback_trains_instead_is_refused_before_a_step_and_a_save(hook, tmp_path):
+def test_a_callback_that_compiles_or_freezes_is_refused_before_a_step_and_a_save(hook, tmp_path):
     """The run could not go on from the checkpoint, or would show losses of 0."""
 
     def change(epoch, logs):
