@@ -64,34 +64,36 @@ def make_parser() -> command_line.Parser:
     about = laboratory.__doc__ and laboratory.__doc__.splitlines()[0]
     parser = command_line.Parser("python -m laboratory", about)
     add, number = parser.add_argument, flags.number
-    known = ", ".join(rules.RULES)
+    known, default = ", ".join(rules.RULES), "(default: %(default)s)"
     add("compare", nargs="?", type=flags.one_of(["compare"]), help="run several rules side by side")
     several = flags.each(flags.one_of(rules.RULES))
     add("--rule", type=several, help=f"{known}; compare takes several (default: all)")
-    add("--workers", type=number(int, 1, 256), default=16, help="simulated workers (default: 16)")
+    add("--workers", type=number(int, 1, 256), default=16, help=f"simulated workers {default}")
     add("--speeds", type=flags.one_of(speeds.SPEEDS), default="constant",
-        help=f"{', '.join(speeds.SPEEDS)} (default: constant)")  # fmt: skip
-    for name, (owners, default, most, text) in OF_SPEEDS.items():
-        only = f"only {', '.join(owners)}; default: {default:g}"
+        help=f"{', '.join(speeds.SPEEDS)} {default}")  # fmt: skip
+    for name, (owners, value, most, text) in OF_SPEEDS.items():
+        only = f"only {', '.join(owners)}; default: {value:g}"
         add(f"--{name}", type=number(float, name == "slowdown", most), help=f"{text} ({only})")
     add("--message", type=number(float, 0, 1000), default=0.1,
-        help="virtual time of a message, in either direction (default: 0.1)")  # fmt: skip
+        help=f"virtual time of a message, in either direction {default}")  # fmt: skip
     add("--time", type=number(float, 1, 1e5), default=200.0,
-        help="virtual time of a run; a usual gradient takes 1 (default: 200)")  # fmt: skip
-    add("--batch", type=number(int, 1, 4096), default=16, help="examples of a gradient")
-    add("--model", type=flags.one_of(MODELS), default=MODELS[0], help=", ".join(MODELS))
-    fields = rule_parameters()
+        help=f"virtual time of a run; a usual gradient takes 1 {default}")  # fmt: skip
+    add("--batch", type=number(int, 1, 4096), default=16, help=f"examples of a gradient {default}")
+    names = f"{', '.join(MODELS)} {default}"
+    add("--model", type=flags.one_of(MODELS), default=MODELS[0], help=names)
+    fields, compared = rule_parameters(), ",".join(map(str, COMPARED_RATES))
     add("--rates", type=flags.each(_type_of(fields["rate"][0])),
-        help="of compare, which keeps each rule's best (default: 0.03,0.1,0.3)")  # fmt: skip
+        help=f"of compare, which keeps each rule's best (default: {compared})")  # fmt: skip
     for name, (field, owners) in fields.items():
         only = "not compare" if name == "rate" else f"only {', '.join(owners)}"
-        default = "" if field.default is None else f"; default: {field.default:g}"
-        text = f"{field.metadata['text']} ({only}{default})"
+        value = "" if field.default is None else f"; default: {field.default:g}"
+        text = f"{field.metadata['text']} ({only}{value})"
         add(f"--{name}", type=_type_of(field), help=text)
-    add("--seed", type=number(int, 0, 2**31 - 1), default=0, help="of examples and of the jitter")
+    add("--seed", type=number(int, 0, 2**31 - 1), default=0,
+        help=f"of examples and of the jitter {default}")  # fmt: skip
     add("--data_dir", help=flags.DATA_DIR)
     add("--export", action="store_true", help="write timeline.html, which plays what workers do")
-    add("--out", default="runs/laboratory", help="folder of what it writes (default: %(default)s)")
+    add("--out", default="runs/laboratory", help=f"folder of what it writes {default}")
     return parser
 
 

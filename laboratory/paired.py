@@ -28,11 +28,8 @@ class Difference(NamedTuple):
 
         They can if all seeds agree and the interval excludes 0.
         """
-        if self.low > 0 and min(self.of_seeds) > 0:
-            return 1
-        if self.high < 0 and max(self.of_seeds) < 0:
-            return -1
-        return 0
+        signs = set(np.sign([self.low, self.high, *self.of_seeds]))
+        return int(signs.pop()) if len(signs) == 1 else 0
 
     def __str__(self) -> str:
         """In percentage points, as `-1.2 (-1.9 to -0.5)`."""

@@ -48,7 +48,7 @@ def main() -> int:
             print(f"{one.name:<22}{one.question}")
         return 0
     if options.name == "all":
-        return run_each([one.name for one in every.LESSONS], options)
+        return run_each([one.name for one in every.LESSONS], sys.argv[1:])
     chosen = {one.name: one for one in every.LESSONS}.get(options.name)
     if chosen is None:
         names = ", ".join(one.name for one in every.LESSONS)
@@ -60,10 +60,9 @@ def main() -> int:
     return 0
 
 
-def run_each(names: list[str], options: argparse.Namespace) -> int:
+def run_each(names: list[str], flags: list[str]) -> int:
     """Runs lessons one after the other, each in a process of its own, as if it were alone."""
-    flags = ["--write"] if options.write else []
-    flags += [f"--data_dir={options.data_dir}"] if options.data_dir else []
+    flags.remove("all")
     for name in names:
         done = subprocess.run([sys.executable, "-m", "lessons", name, *flags])
         if done.returncode:

@@ -115,15 +115,17 @@ def at_equal_loss(
 def stopped_at(entry: race.Entry, images: data.Images, loss: float, at_most: int) -> Stopped:
     """Trains until the training images' cross entropy is at most `loss`; checks once per epoch."""
     batch, count = entry.global_batch_size, len(images.train.images)
-    model, seen, current = race.model(entry), 0, math.inf
+    model, seen = race.model(entry), 0
     batches = iter(
         images.training_batches(batch, at_most // batch, seed=entry.seed, distorted=False)
     )
-    while current > loss and seen + count <= at_most:
+    for _ in range(at_most // count):
         for pair in itertools.islice(batches, max(1, count // batch)):
             model.train_on_batch(*pair)
             seen += batch
         current = race.evaluated(model, images.test_batches(split="train")).loss
+        if current <= loss:
+            break
     return Stopped(seen, current, race.right(model, images))
 
 

@@ -78,7 +78,7 @@ def decays(model: keras.Model) -> dict[str, tf.Tensor]:
 
 def terms_of_towers(model: keras.Model, images, labels) -> dict[str, np.ndarray]:
     """Each term of the loss in each tower, [TOWERS]."""
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(images, training=True))
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(images))
     of_towers = tf.reduce_mean(tf.reshape(losses, [TOWERS, PER_TOWER]), axis=1)
     terms = {"cross_entropy": of_towers} | decays(model)
     return {name: np.full(TOWERS, term, np.float64) for name, term in terms.items()}

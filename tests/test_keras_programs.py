@@ -448,13 +448,15 @@ class Embedded(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.words, self.places, self.begin = (layers.Embedding(8, 4) for _ in range(3))
-        self.last, self.halves = layers.Dense(3), self.add_weight(shape=(2, 4))
+        self.words, self.begin = layers.Embedding(8, 4), layers.Embedding(8, 4)
+        self.halves, self.places = (self.add_weight(shape=(n, 4)) for n in (2, 8))
+        self.last = layers.Dense(3)
 
     def call(self, x):
         halves = tf.gather(ops.convert_to_tensor(self.halves), tf.where(x > 3, 1, 0))
         begin = self.begin(ops.zeros((ops.shape(x)[0], 1), "int32"))
-        words = self.words(x) + self.places(ops.arange(2)) + halves
+        places = tf.gather(tf.identity(ops.cast(self.places, "float64")), [0, 1])
+        words = self.words(x) + ops.cast(places, "float32") + halves
         return self.last(ops.mean(ops.concatenate([begin, words], axis=1), axis=1))
 
 

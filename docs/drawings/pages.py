@@ -4,6 +4,8 @@ python docs/drawings/pages.py
 """
 
 import argparse
+import ast
+import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -19,13 +21,26 @@ from lessons import every, lesson
 from towers_cli import settings
 
 SETTINGS = lesson.ROOT / "docs" / "settings.md"
+LABORATORY = lesson.ROOT / "docs" / "laboratory.md"
 RECORDS = {"train": settings.TrainSettings, "eval": settings.EvalSettings}
 
 
-def settings_page(page: str) -> str:
-    """The page with the current tables between its marks."""
-    part = re.compile(r"(<!-- settings (\w+) -->\n).*?(<!-- end -->)", re.S)
-    return part.sub(lambda found: found[1] + "\n".join(tables(found[2])) + "\n" + found[3], page)
+def refreshed(page: str) -> str:
+    """The page with what stands now between its marks, `<!-- settings train -->` and the like."""
+    part = re.compile(r"(<!-- (settings|sizes|flags) ([\w/.]+) -->\n).*?(<!-- end -->)", re.S)
+    write = {"settings": tables, "sizes": sizes, "flags": flags}
+    return part.sub(lambda m: m[1] + "\n".join(write[m[2]](m[3])) + "\n" + m[4], page)
+
+
+def sizes(name: str) -> Iterator[str]:
+    """The lines of a file that set its constants, where these have a number."""
+    text = (lesson.ROOT / name).read_text(encoding="utf-8")
+    yield "```python"
+    for node in ast.parse(text).body:
+        values = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+        if isinstance(node, ast.Assign) and any(isinstance(one, int | float) for one in values):
+            yield from text.splitlines()[node.lineno - 1 : node.end_lineno]
+    yield "```"
 
 
 def tables(command: str) -> Iterator[str]:
@@ -48,15 +63,29 @@ def tables(command: str) -> Iterator[str]:
             yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 
+def flags(command: str) -> Iterator[str]:
+    """A table of the flags of a command with argparse; a wrong value says what is allowed."""
+    yield from ("| flag | meaning | allowed |", "|---|---|---|")
+    for action in importlib.import_module(command).make_parser()._actions[1:]:
+        name, allowed = action.option_strings or [action.dest], ""
+        try:
+            (action.type or str)("?")
+        except argparse.ArgumentTypeError as error:
+            allowed = str(error).removeprefix("?: must be ")
+        numbers = allowed if "at least" in allowed else ""  # the meaning has all names
+        yield f"| `{name[0]}` | {action.help % vars(action)} | {numbers} |"
+
+
 def main() -> None:
     """Writes all of it again."""
     additions.DRAWING.write_text(additions.svg(additions.ON_THE_PAGE), encoding="utf-8")
     batch.DRAWING.write_text(batch.svg(), encoding="utf-8")
     house.DRAWING.write_text(house.drawing(), encoding="utf-8")
-    parts = {batch.PAGE: batch.refreshed, SETTINGS: settings_page}
-    parts |= {one.page: lesson.refreshed for one in every.LESSONS}
-    for path, refreshed in parts.items():
-        path.write_text(refreshed(path.read_text(encoding="utf-8")), encoding="utf-8")
+    shown = {batch.PAGE: batch.refreshed, SETTINGS: str, LABORATORY: lesson.refreshed}
+    shown |= {one.page: lesson.refreshed for one in every.LESSONS}
+    for path, with_code in shown.items():
+        page = refreshed(with_code(path.read_text(encoding="utf-8")))
+        path.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

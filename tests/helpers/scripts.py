@@ -121,16 +121,6 @@ def wait_for_line(process: subprocess.Popen, start_of_line: str) -> str:
     raise AssertionError(f"no line {start_of_line!r}; stderr: {process.stderr.read()}")
 
 
-def processes_with(variable: str) -> list[int]:
-    """Those that were started with `NAME=value` in their environment, and have not ended."""
-    result = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if variable.encode() in (process / "environ").read_bytes().split(b"\0"):
-                result.append(int(process.name))
-    return result
-
-
 def lines_of(path: Path) -> list[dict]:
     """The objects of a `.jsonl` file; unlike the package's reader, it forgives nothing."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -56,6 +56,8 @@ def test_evaluation_is_of_the_middle():
     middle = tf.cast(images[:, 4:28, 3:24], tf.float32)
     np.testing.assert_allclose(result, tf.image.per_image_standardization(middle), atol=2e-5)
     np.testing.assert_array_equal(result[1], np.zeros((24, 21, 3)))
+    pictures = preprocess.for_images("random_resized_crop", (224, 224, 3))
+    assert pictures.raw_shape == (256, 256, 3)  # of which `evaluate` takes the middle
 
 
 def test_colours_are_scaled_as_torchvision_does():

@@ -202,7 +202,7 @@ class TestCommand:
         lines = zip(capsys.readouterr().out.splitlines(), every.LESSONS, strict=True)
         assert all(line.split()[0] == one.name and one.question in line for line, one in lines)
 
-    @pytest.mark.parametrize("arguments", [("losses", "--data_dir=."), ("avaraging",)])
+    @pytest.mark.parametrize("arguments", [("all", "--data_dir=."), ("avaraging",)])
     def test_refuses_what_is_not_there(self, tmp_path, arguments):
         done = self.run(tmp_path, *arguments)
         assert done.returncode == 2

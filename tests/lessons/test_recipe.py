@@ -98,9 +98,9 @@ class TestThePrintedFlags:
                 assert rate(step * way.global_batch_size) == pytest.approx(expected)
 
     def test_an_asynchronous_recipe_is_that_of_one_tower(self, capsys):
-        [flags] = commands(printed(capsys, *TOWERS, "--was=asynchronous"))
+        [flags] = commands(printed(capsys, *TOWERS, "--was=asynchronous", "--momentum=0.9"))
         assert {"--learning_rate=0.1", "--num_towers=1", "--global_batch_size=128"} <= set(flags)
-        assert "--train_epochs=256" in flags  # 100,000 updates of 128 examples
+        assert {"--train_epochs=256", "--momentum=0.9"} <= set(flags)  # 100,000 updates of 128
         four = printed(capsys, "--from_towers=9", "--to_towers=4", "--was=asynchronous")
         assert {"--learning_rate=0.4", "--global_batch_size=512"} <= set(commands(four)[1])
 

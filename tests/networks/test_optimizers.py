@@ -61,6 +61,7 @@ def orthogonalized(matrix):
 def test_muon_turns_matrices_and_convolutions_and_leaves_the_rest_to_adam():
     """Two steps of a network with every kind of weight, against NumPy."""
     layers = [
+        keras.layers.Conv2D(3, 1, use_bias=False, name="left_to_adam"),
         keras.layers.Conv2D(3, 2, name="convolution"),
         keras.layers.Flatten(),
         keras.layers.Dense(5, use_bias=False, name="hidden"),
@@ -68,12 +69,13 @@ def test_muon_turns_matrices_and_convolutions_and_leaves_the_rest_to_adam():
     ]
     model = toys.on_cpu(lambda: keras.Sequential([keras.Input([4, 4, 2]), *layers]))
     optimizer = optimizers.make("muon", momentum=0.5, nesterov=True, model=model)
+    optimizer.exclude_layers.append("left_to_adam")
     step = toys.Step(model, optimizer, num_towers=2)
     weights = [weight.numpy().astype(np.float64) for weight in model.trainable_variables]
     adam = keras.optimizers.Adam(0.25 * 0.08, beta_2=0.99)
     by_adam = [keras.Variable(weight, dtype="float64") for weight in weights]
     adam.build(by_adam)
-    velocities = [0.0] * 4
+    velocities = [0.0] * 5
     for iteration in range(2):
         result = step(*toys.batch(8, [4, 4, 2], seed=iteration), rate=0.25)
         adam.apply([tf.cast(gradient, "float64") for gradient in result.gradients], by_adam)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import photos
 import pytest
@@ -79,9 +80,9 @@ def test_random_deaths_under_the_launcher_do_not_show(tmp_path):
     call = [sys.executable, "-m", "towers_cli.launch", "--workers=3", f"--restarts={DEATHS}", "--"]
     process = subprocess.Popen(
         [*call, scripts.lighter_train(tmp_path), *scripts.small_run(folder), *FLAGS, *more],
-        stdout=subprocess.PIPE, text=True,
-        cwd=scripts.ROOT, env=os.environ | {"TOWERS_TEST": str(tmp_path)},
+        stdout=subprocess.PIPE, text=True, cwd=scripts.ROOT,
     )  # fmt: skip
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     drawn, deaths, is_due = random.Random(58), 0, False
     for line in process.stdout:
         if deaths == DEATHS or not line.startswith(("[0] step", "[launcher]")):
@@ -89,11 +90,9 @@ def test_random_deaths_under_the_launcher_do_not_show(tmp_path):
         if line.startswith("[launcher]"):
             is_due = drawn.random() < 0.3
             time.sleep(drawn.uniform(1, 8) if is_due else 0)  # while they start
-        if is_due or drawn.random() < 0.2:
-            pids = scripts.processes_with(f"TOWERS_TEST={tmp_path}")
-            if pids := sorted(set(pids) - {process.pid}):
-                os.kill(drawn.choice(pids), signal.SIGKILL)
-                deaths, is_due = deaths + 1, False
+        if (is_due or drawn.random() < 0.2) and (pids := children.read_text().split()):
+            os.kill(int(drawn.choice(pids)), signal.SIGKILL)
+            deaths, is_due = deaths + 1, False
     assert (process.wait(timeout=60), deaths) == (0, DEATHS)
     scripts.assert_same_run(folder, alone)
 

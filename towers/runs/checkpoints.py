@@ -38,7 +38,6 @@ def save(state: fit_state.FitState, folder: Path, keep: int) -> None:
     path = folder / f"step-{int(state.counter)}"
     temporary = Path(f"{path}{_TEMPORARY}")
     try:
-        temporary.mkdir(parents=True, exist_ok=True)
         _checkpoint(state).write(_prefix(temporary))
         for written in (*temporary.iterdir(), temporary):
             _to_disk(written)
