@@ -112,7 +112,7 @@ def test_steps_per_execution_is_one_call_with_xla_and_no_bit(jit_compile):
     images, labels = toys.batch(8 * 7 + 3, [3])  # the last batch is shorter than the one before
     result, shown = {}, []
     show = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: shown.append(logs))
-    for steps in (1, 3):
+    for steps in (1, 2):
         keras.utils.set_random_seed(0)
         model = toys.dropout_classifier()
         model.compile("sgd", CROSSENTROPY, jit_compile=jit_compile, steps_per_execution=steps)
@@ -123,4 +123,4 @@ def test_steps_per_execution_is_one_call_with_xla_and_no_bit(jit_compile):
             model.fit(images[:48], labels[:48], callbacks=[show], **(fit | {"epochs": 1}))
         assert len(calls) == (6 / steps if jit_compile else 6) and len(set(calls)) == 1
         result[steps] = sha256(model), history, shown[-1]
-    assert result[1] == result[3]
+    assert result[1] == result[2]

@@ -40,8 +40,9 @@ def described(draw) -> str:
         shown += [f"{kind}: {in_short(places)}" for kind, places in shapes.items()]
     for words in drawn.findobj(text.Text):
         if words.get_visible() and words.get_text():
-            place = getattr(words, "xy", ()), words.get_position()
-            shown.append(f"{in_short(np.concatenate(place))}: {' '.join(words.get_text().split())}")
+            place = in_short([*getattr(words, "xy", ()), *words.get_position()])
+            size = f"{words.get_fontsize():g}"
+            shown.append(f"{place}, size {size}: {' '.join(words.get_text().split())}")
     return "\n".join(shown) + "\n"
 
 

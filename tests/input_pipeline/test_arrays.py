@@ -79,11 +79,13 @@ def test_have_a_fingerprint_of_their_values_and_order():
 class MapDataset:
     """What of a `grain.MapDataset` is read: other elements in each epoch, and no last one."""
 
+    weights = ()
+
     def __len__(self):
         return N
 
     def __getitem__(self, position):
-        return {"x": X[position % N]}, position
+        return {"x": X[position % N]}, position, *self.weights
 
     def to_iter_dataset(self):
         raise AssertionError("it would be read in order")
@@ -101,10 +103,13 @@ class Batched(keras.utils.PyDataset):
         return X[6 * index :][:6], self.sign * Y[6 * index :][:6]
 
 
-def test_of_a_grain_data_set_are_its_elements_by_position():
+@pytest.mark.parametrize("weights", [(), (0.5,)])
+def test_of_a_grain_data_set_are_its_elements_by_position(monkeypatch, weights):
+    monkeypatch.setattr(MapDataset, "weights", weights)
     source = arrays.batches(MapDataset())
     assert source.num_examples == N
-    for step, (inputs, labels) in enumerate(taken(source, 2, 5), 2):
+    for step, (inputs, labels, *more) in enumerate(taken(source, 2, 5), 2):
+        assert [set(values) for values in more] == [{weight} for weight in weights]
         np.testing.assert_array_equal(labels, np.arange(step * BATCH, (step + 1) * BATCH))
         np.testing.assert_array_equal(inputs["x"], X[labels % N])
 

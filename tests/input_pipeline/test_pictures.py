@@ -89,10 +89,10 @@ def square(content: bytes, box, mirrored: bool = False) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [None, *range(1, 9)])
 def test_a_picture_is_turned_as_its_camera_was(kind, orientation):
     exif = Image.Exif()
-    exif[0x0112] = orientation
+    exif[0x0112 if orientation else 0x010F] = orientation or "a maker"
     content = photos.encoded(PICTURE, kind, exif=exif)
     expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(content))).convert("RGB"))
     check_seen(content, expected, 2)

@@ -147,6 +147,7 @@ def test_a_picture_that_cannot_be_read_does_not_stop_the_others(trained, tmp_pat
     assert [line.partition(": error: ")[2].partition(": ")[0] for line in err.splitlines()] == [
         str(path) for path in (tmp_path / "none.png", text, cut, tmp_path)
     ]
+    assert os.strerror(errno.ENOENT) in err and os.strerror(errno.EISDIR) in err
 
 
 @pytest.mark.parametrize(
