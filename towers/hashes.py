@@ -11,7 +11,7 @@ def sha256(values: Iterable) -> str:
     digest = hashlib.sha256()
     for array in map(np.asarray, values):
         digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).view(np.uint8))
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
     return digest.hexdigest()
 
 
