@@ -27,18 +27,20 @@ RECORDS = {"train": settings.TrainSettings, "eval": settings.EvalSettings}
 
 def refreshed(page: str) -> str:
     """The page with what stands now between its marks, `<!-- settings train -->` and the like."""
-    part = re.compile(r"(<!-- (settings|sizes|flags) ([\w/.]+) -->\n).*?(<!-- end -->)", re.S)
+    part = re.compile(r"(<!-- (settings|sizes|flags) ([\w/.:]+) -->\n).*?(<!-- end -->)", re.S)
     write = {"settings": tables, "sizes": sizes, "flags": flags}
     return part.sub(lambda m: m[1] + "\n".join(write[m[2]](m[3])) + "\n" + m[4], page)
 
 
 def sizes(name: str) -> Iterator[str]:
-    """The lines of a file that set its constants, where these have a number."""
-    text = (lesson.ROOT / name).read_text(encoding="utf-8")
+    """The lines of a file (or `file:NAME`) that set constants, where these have a number."""
+    file, _, constant = name.partition(":")
+    text = (lesson.ROOT / file).read_text(encoding="utf-8")
     yield "```python"
     for node in ast.parse(text).body:
         values = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
-        if isinstance(node, ast.Assign) and any(isinstance(one, int | float) for one in values):
+        has_number = any(isinstance(one, int | float) for one in values)
+        if isinstance(node, ast.Assign) and has_number and ast.unparse(node).startswith(constant):
             yield from text.splitlines()[node.lineno - 1 : node.end_lineno]
     yield "```"
 

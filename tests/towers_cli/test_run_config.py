@@ -16,7 +16,7 @@ RATES = {
     "cosine": RATE("cosine", total_epochs=4.0),
     "linear": RATE("linear", total_epochs=4.0),
     "constant": RATE("constant"),
-    "warm-up": RATE("constant", warmup_epochs=1.0),
+    "warm-up": RATE("constant", warmup_epochs=0.984),
 }
 
 
