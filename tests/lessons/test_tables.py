@@ -1,6 +1,7 @@
 """Each lesson's tables and plot, of parts made by hand: beside its page, and number by number."""
 
 import dataclasses
+import importlib
 import math
 import re
 
@@ -10,30 +11,15 @@ import pytest
 
 import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from laboratory import problems, rules, simulation, speeds
-from lessons import (
-    averaging,
-    batch_norm,
-    batch_size,
-    elastic_averaging,
-    final_model,
-    graph,
-    learning_rate,
-    losses,
-    memory,
-    museum,
-    scaling,
-    synchronous_or_not,
-    train_and_test_loss,
-    where_time_goes,
-)
+from lessons import graph, learning_rate, losses, museum
 from lessons.where_time_goes import Launches, Step, Timed
 
 HALF, MOST = np.arange(400) < 200, np.arange(400) < 300  # of the test images
 
 
-# Each returns a finding; for each table, how many first columns are the same in every run; and a
-# row of it by hand, up to the interval of a difference.
-def averaging_parts():
+# Each takes its lesson and returns a finding; for each table, how many first columns are the same
+# in every run; and a row of it by hand, up to the interval of a difference.
+def averaging_parts(averaging):
     compared = [name for name, way in averaging.ways().items() if way.right]
     gaps = {name: [0.5 * n] * (averaging.STEPS - 1) + [9.0] for n, name in enumerate(compared, 1)}
     right = dict.fromkeys(averaging.AT_EQUAL_EPOCHS, [HALF, MOST, MOST]) | {"1 GPU": [HALF] * 3}
@@ -42,7 +28,7 @@ def averaging_parts():
     return averaging.finding(True, gaps, right, ""), (2, 3), (rows, of_epochs)
 
 
-def batch_norm_parts():
+def batch_norm_parts(batch_norm):
     """A feature: means off by 1 to 4 deviations of 2, variances of twice as much, or half."""
     named = {f"tower {k}'s": (2.0 * k + 2, 8.0) for k in range(4)}
     named |= {batch_norm.MEAN: (1.0, 2.0), batch_norm.REESTIMATED: (0.0, 4.0)}
@@ -53,23 +39,20 @@ def batch_norm_parts():
     return batch_norm.finding(right, named, {"gradients": True}, ""), (1,), (row,)
 
 
-def batch_size_parts():
+def batch_size_parts(batch_size):
     needed = {batch: [1_000.0 * batch * n for n in (1, 2, 6)] for batch in batch_size.RATES}
     needed[4096] = [1_000.0, None, None]
     runs = batch_size.Stopped(200, 0.5, HALF), batch_size.Stopped(900, 0.25, MOST)
     small, large = (entry.global_batch_size for entry in batch_size.GAP_ENTRIES)
     stopped = {small: [runs[0]] * 3, large: [runs[1]] * 3}
     # Batches of 16 need 48,000 on average; without noise it would be 48,000 / (1 + 16 / 600).
-    noise, per_second = (
-        {0: 400.0, 32_000: math.inf, 96_000: 900.0},
-        dict.fromkeys(needed, 500.0),
-    )
+    noise, per_second = {0: 400.0, 32_000: math.inf, 96_000: 900.0}, dict.fromkeys(needed, 500.0)
     finding = batch_size.finding(needed, per_second, noise, stopped, batch_size.ACCURACY, "")
     rows = "64 | 500 | 192,000 (64,000–384,000) | 51,740 | 3,000 | 384.0"
     return finding, (1, 1), (rows, "1,024 | 900 | 0.25 | 75.0% | +25.0 ")
 
 
-def elastic_averaging_parts():
+def elastic_averaging_parts(elastic_averaging):
     late = elastic_averaging.Sprung(0.75, [0.5, 0.375], 0.25, 4.0)
     seeds = [elastic_averaging.Sprung(0.5, [0.25, 0.375], 0.375, 2.0), late, late]
     pulls = {
@@ -85,18 +68,17 @@ def elastic_averaging_parts():
     return finding, (1, 1), (strong, f"32 | {row}")
 
 
-def final_model_parts():
+def final_model_parts(final_model):
     right = np.arange(10_000) % 2 == 0
     of_nodes = {nodes: final_model.shares(right, nodes) for nodes in final_model.NODES}
-    of_sorted = [final_model.Share(1_250, of) for of in (0.25, 0.51)] * (
-        final_model.SORTED_NODES // 2
-    )
+    pair = [final_model.Share(1_250, of) for of in (0.25, 0.51)]
+    of_sorted = pair * (final_model.SORTED_NODES // 2)
     finding = final_model.finding(final_model.share(right), of_nodes, of_sorted, "")
     row = "8, sorted by class | 1,250 | 25.00% | 51.00% | 17.69% | 1.32% | 4 of 8 | 38.00%"
     return finding, (2,), (row,)
 
 
-def memory_parts():
+def memory_parts(memory):
     counted = {point: memory.count(memory.make_pass(*point)) for point in memory.POINTS}
     measured = dict.fromkeys(counted, memory.Measured(3 * memory.MB, 4.0 * memory.MB))
     cosines = {128: {"a": 0.12, "b": 0.96}, 2_048: {"a": 0.16, "b": 0.73}}
@@ -105,19 +87,15 @@ def memory_parts():
     return finding, (4,), ("training | 1,024 | 479 | 544 | 3 | 4",)
 
 
-def scaling_parts():
+def scaling_parts(scaling):
     of_k = {k: [1_000.0 * k, None, 500.0] for k in scaling.TOWERS} | {1: [100.0, 200.0, 300.0]}
     needed = {rule: of_k | {2: [1_000.0 * n] * 3} for n, rule in enumerate(scaling.RULES, 1)}
     finding = scaling.finding(needed, scaling.ACCURACY, 3, "")
-    row = (
-        "linear | 200 (100–300) | "
-        + "3,000 (3,000–3,000) | "
-        + " | ".join(["2 of 3 reached it"] * 4)
-    )
+    row = "linear | 200 (100–300) | 3,000 (3,000–3,000)" + " | 2 of 3 reached it" * 4
     return finding, (1,), (row,)
 
 
-def synchronous_or_not_parts():
+def synchronous_or_not_parts(synchronous_or_not):
     rule, of_workers = rules.Synchronous(0.2), speeds.Speeds()
     made = simulation.run("", rule, problems.Parabola(), of_workers, until=1)
 
@@ -133,7 +111,7 @@ def synchronous_or_not_parts():
     return synchronous_or_not.finding(raced, ["local_sgd"], 0.5, ""), (1,), (row,)
 
 
-def train_and_test_loss_parts():
+def train_and_test_loss_parts(train_and_test_loss):
     seen, averaged = problems.Measured(1.5, 0.25), problems.Measured(1.25, 0.375)
     points = [train_and_test_loss.Point(epoch, 0.5, seen, averaged) for epoch in (2, 4)]
     one = train_and_test_loss.Run(points, problems.Measured(0.75, 0.625), HALF)
@@ -147,7 +125,7 @@ def train_and_test_loss_parts():
     return finding, (1,), (row,)
 
 
-def where_time_goes_parts():
+def where_time_goes_parts(where_time_goes):
     step, launches = Step(1.0, compute=2.0, rest=1.0), Launches(4_879, 1.0, 15.7)
     inputs = where_time_goes.AHEAD, where_time_goes.SINGLE, where_time_goes.NONE_AHEAD
     behind = dict.fromkeys(inputs, {9.0: (step, 0.5), 11_016.0: (step, 0.5)})
@@ -171,8 +149,10 @@ def without_numbers(text):
 
 @pytest.mark.parametrize("parts", [of for name, of in [*globals().items()] if "_parts" in name])
 def test_tables_and_plot(parts):
-    lesson, (finding, columns, rows) = parts.__name__.removesuffix("_parts"), parts()
-    page = globals()[lesson].LESSON.page.read_text(encoding="utf-8")
+    name = parts.__name__.removesuffix("_parts")
+    lesson = importlib.import_module(f"lessons.{name}")
+    finding, columns, rows = parts(lesson)
+    page = lesson.LESSON.page.read_text(encoding="utf-8")
     assert f"; {finding.runs}; " in page and without_numbers(finding.claim) in without_numbers(page)
     on_page = page.split("<!-- table -->\n")[1].split("\n<!-- end -->")[0].split("\n\n")
     for table, shown, count, row in zip(
@@ -182,7 +162,7 @@ def test_tables_and_plot(parts):
         assert cells(head) == cells(head_shown)
         assert [cells(of)[:count] for of in lines] == [cells(of)[:count] for of in lines_shown]
         assert any(" | ".join(cells(line)).startswith(row) for line in lines)
-    plots.check(lesson, finding.draw)
+    plots.check(name, finding.draw)
 
 
 SPANS = (0, 4, 0), (3, 6, 0), (8, 9, 1), (1, 2, None)  # begin, end and tower
