@@ -72,8 +72,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([f"{lines[0]} |", rule, *(f"{line} |" for line in lines[1:])])
 
 
-def save(finding: Finding, path: Path, size: tuple[float, float] = (8.5, 4.2)) -> None:
-    """Draws the plot into a file; its size is in inches.
+def save(finding: Finding, path: Path, size: tuple[float, float] | None = None) -> None:
+    """Draws the plot into a file; its size is in inches, by default that of the style.
 
     Raises:
       ImportError: matplotlib is not installed (`pip install matplotlib`).

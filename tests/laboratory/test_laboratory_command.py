@@ -9,6 +9,7 @@ from pathlib import Path
 import forked
 import numpy as np
 import pytest
+from matplotlib import image
 
 from laboratory import __main__ as command
 from laboratory import data, findings, flags, network, problems, report, rules, simulation, speeds
@@ -119,6 +120,11 @@ def test_rules_are_compared_at_their_best_rates(monkeypatch, tmp_path, capsys):
         (rule, 0.5, file) for rule, file in zip(settings["rules"], files, strict=True)
     ]
     shown = capsys.readouterr().out
+    size, shown_size = (
+        image.imread(path).shape[:2]
+        for path in (tmp_path / "compare/plot.png", ROOT / "docs/figures/laboratory.png")
+    )
+    assert size == shown_size
     for name in ("plot.png", "timeline.html", *files):
         assert (tmp_path / "compare" / name).stat().st_size and f"compare/{name}" in shown
     assert "| synchronous | 0.5 " in shown

@@ -121,6 +121,14 @@ def test_a_bit_anywhere_is_noticed_or_makes_no_difference(tmp_path, saved):
     assert noticed > 60
 
 
+def test_what_cannot_be_written_leaves_no_half_of_it(tmp_path, saved):
+    saved[0].counter.assign(14)
+    (tmp_path / "step-14").touch()  # a file cannot be removed as a folder
+    with pytest.raises(checkpoints.CheckpointError, match="step-14 cannot be written"):
+        checkpoints.save(saved[0], tmp_path, keep=5)
+    assert not (tmp_path / "step-14.partial").exists()
+
+
 def test_what_a_kill_leaves_is_removed_before_the_run_goes_on(tmp_path, saved):
     (tmp_path / "step-14.partial").mkdir()
     (tmp_path / "step-14.partial" / DATA).write_bytes(b"half")

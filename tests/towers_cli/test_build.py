@@ -79,6 +79,17 @@ def test_flags_reach_weights_optimizer_loss_and_metrics(flags, config, losses, n
         assert float(metric(labels, logits)) == pytest.approx(value)
 
 
+@pytest.mark.parametrize("side, count", [(1, 5_000), (2**11, 16), (2**15, 1)])
+def test_a_network_adapts_to_as_many_images_as_256_mb_hold_in_float32(side, count):
+    asked = []
+    images = SimpleNamespace(class_names="ab", image_shape=(side, side, 1), some=asked.append)
+    pixels = tf.random.normal((9, 9, 9, 3))
+    prepared = SimpleNamespace(output_shape=(9, 9, 3), evaluate=lambda images: pixels)
+    chosen = scripts.settings_of("--model=fastnet")
+    build.build_model(chosen, images, prepared, "/CPU:0", False)
+    assert asked == [count]
+
+
 def test_a_run_has_the_callbacks_that_it_needs():
     chosen = settings.TrainSettings(moving_average_decay=0.0, summary_every_steps=0)
     made = build.make_callbacks(chosen, None, None, 4)
