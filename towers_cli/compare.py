@@ -62,7 +62,7 @@ def compare(first: str, second: str) -> int:
             print(f"{what}: the same at all {len(steps)} steps, {steps[0]} to {steps[-1]}")
         else:
             parted.append(step)
-            before = steps[steps.index(step) - 1] if step > steps[0] else "none"
+            before = max((one for one in steps if one < step), default="none")
             print(f"{what}: differ from step {step} ({how}); the last that agrees: {before}")
     if not shared:
         return command_line.say_error(_NAME, "the runs have no step in common", 2)

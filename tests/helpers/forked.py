@@ -105,7 +105,7 @@ def _run_as_main(arguments: Sequence[str], cwd: str) -> None:
     elif kind == "-c":
         sys.argv = ["-c", *rest[1:]]
         sys.path.insert(0, "")
-        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})  # noqa: S102
     else:
         sys.argv = list(arguments)
         sys.path.insert(0, str(Path(kind).parent))

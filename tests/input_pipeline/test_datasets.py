@@ -7,7 +7,7 @@ import http.server
 import os
 import threading
 import time
-import types
+from types import SimpleNamespace
 
 import numpy as np
 import photos
@@ -157,12 +157,10 @@ def test_of_a_containers_memory_what_the_process_has_is_gone(monkeypatch, tmp_pa
 
 
 def test_a_set_that_is_larger_than_memory_is_refused_before_it_is_read():
-    split = types.SimpleNamespace(num_examples=10**9)
-    info = types.SimpleNamespace(
-        features={"image": types.SimpleNamespace(shape=(100, 100, 3))}, splits={"train": split}
-    )
+    image, split = SimpleNamespace(shape=(100, 100, 3)), SimpleNamespace(num_examples=10**9)
+    info = SimpleNamespace(features={"image": image}, splits={"train": split})
     with pytest.raises(datasets.DataError, match="huge .* 30000.0 GB"):
-        tfds_source.read(types.SimpleNamespace(name="huge", info=info), "train")
+        tfds_source.read(SimpleNamespace(name="huge", info=info), "train")
 
 
 @pytest.mark.parametrize("name", ["ag_news_subset", "div2k"])  # no image; neither

@@ -120,11 +120,8 @@ def test_rules_are_compared_at_their_best_rates(monkeypatch, tmp_path, capsys):
         (rule, 0.5, file) for rule, file in zip(settings["rules"], files, strict=True)
     ]
     shown = capsys.readouterr().out
-    size, shown_size = (
-        image.imread(path).shape[:2]
-        for path in (tmp_path / "compare/plot.png", ROOT / "docs/figures/laboratory.png")
-    )
-    assert size == shown_size
+    drawn, published = tmp_path / "compare/plot.png", ROOT / "docs/figures/laboratory.png"
+    assert image.imread(drawn).shape[:2] == image.imread(published).shape[:2]
     for name in ("plot.png", "timeline.html", *files):
         assert (tmp_path / "compare" / name).stat().st_size and f"compare/{name}" in shown
     assert "| synchronous | 0.5 " in shown

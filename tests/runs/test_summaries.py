@@ -186,6 +186,12 @@ def test_the_graph_shows_towers_side_by_side_each_with_its_backward_pass(done):
     assert "average_gradients" in feeds["apply"]
 
 
+def test_a_line_ends_with_the_time_that_is_left(capsys):
+    line = {"step": 4, "epoch": 1.0, "loss": 0.5, "accuracy": 0.5, "learning_rate": 0.1}
+    callbacks.printer(10, "test")(line | {"examples_per_second": 9, "step_seconds": 30.0})
+    assert capsys.readouterr().out.split()[-1] == "03:00"
+
+
 def test_an_image_is_stretched_from_its_least_to_its_largest_value():
     result = summaries.stretched(3 * X[:2] + 5)
     np.testing.assert_allclose(result.min(axis=(1, 2, 3)), 0, atol=1e-6)

@@ -48,8 +48,8 @@ def test_a_rate_that_differs_later_parts_later(one, tmp_path, capsys):
     assert code == 1
     assert "learning_rate_schedule piecewise" in lines[0]
     assert "from step 3 (weights, optimizer, moving_averages)" in lines[-5]
-    assert "from step 3 (learning_rate 0.1" in lines[-4]
-    assert "from step 4 (state" in lines[-2]
+    assert "from step 3 (learning_rate 0.1" in lines[-4] and lines[-4].endswith(": 2")
+    assert "from step 4 (state" in lines[-2] and lines[-2].endswith(": none")
     assert "from step 3" in lines[-1]
 
 

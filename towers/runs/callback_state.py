@@ -92,5 +92,5 @@ def _decode(value):
     ((kind, content),) = value.items()
     if kind == "array":
         packed = io.BytesIO(base64.b64decode(content))
-        return np.load(packed, allow_pickle=False)[()]
+        return np.load(packed)[()]
     return _KINDS[kind](map(_decode, content))
