@@ -17,7 +17,7 @@ import scripts
 
 from towers_cli import launch
 
-STOPS_WITHIN_SECONDS = 25  # as docs/workers.md says
+STOPS_WITHIN_SECONDS = 25
 DEATHS = int(os.environ.get("TOWERS_TEST_DEATHS", 5))
 
 FLAGS = (  # 40 steps in four microbatches
