@@ -12,7 +12,6 @@ import pytest
 import towers  # noqa: F401  before Keras: it sets TensorFlow up
 from laboratory import problems, rules, simulation, speeds
 from lessons import graph, learning_rate, losses, museum
-from lessons.where_time_goes import Launches, Step, Timed
 
 HALF, MOST = np.arange(400) < 200, np.arange(400) < 300  # of the test images
 
@@ -55,10 +54,7 @@ def batch_size_parts(batch_size):
 def elastic_averaging_parts(elastic_averaging):
     late = elastic_averaging.Sprung(0.75, [0.5, 0.375], 0.25, 4.0)
     seeds = [elastic_averaging.Sprung(0.5, [0.25, 0.375], 0.375, 2.0), late, late]
-    pulls = {
-        pull: [s._replace(mean=s.mean - pull / 64) for s in seeds]
-        for pull in elastic_averaging.PULLS
-    }
+    pulls = {p: [s._replace(mean=s.mean - p / 64) for s in seeds] for p in elastic_averaging.PULLS}
     periods = dict.fromkeys(elastic_averaging.PERIODS, seeds)
     limits = {eta: elastic_averaging.stable_up_to(eta) for eta in elastic_averaging.ETAS}
     limits = {eta: 1.0002 * limit for eta, limit in limits.items()}
@@ -71,8 +67,8 @@ def elastic_averaging_parts(elastic_averaging):
 def final_model_parts(final_model):
     right = np.arange(10_000) % 2 == 0
     of_nodes = {nodes: final_model.shares(right, nodes) for nodes in final_model.NODES}
-    pair = [final_model.Share(1_250, of) for of in (0.25, 0.51)]
-    of_sorted = pair * (final_model.SORTED_NODES // 2)
+    right_of_nodes = (0.25, 0.51) * (final_model.SORTED_NODES // 2)
+    of_sorted = [final_model.Share(1_250, of) for of in right_of_nodes]
     finding = final_model.finding(final_model.share(right), of_nodes, of_sorted, "")
     row = "8, sorted by class | 1,250 | 25.00% | 51.00% | 17.69% | 1.32% | 4 of 8 | 38.00%"
     return finding, (2,), (row,)
@@ -126,17 +122,17 @@ def train_and_test_loss_parts(train_and_test_loss):
 
 
 def where_time_goes_parts(where_time_goes):
-    step, launches = Step(1.0, compute=2.0, rest=1.0), Launches(4_879, 1.0, 15.7)
+    step = where_time_goes.Step(1.0, compute=2.0, rest=1.0)
+    launches = where_time_goes.Launches(4_879, 1.0, 15.7)
     inputs = where_time_goes.AHEAD, where_time_goes.SINGLE, where_time_goes.NONE_AHEAD
     behind = dict.fromkeys(inputs, {9.0: (step, 0.5), 11_016.0: (step, 0.5)})
-    timed = dict.fromkeys(where_time_goes.TRAINED, Timed(1, 4, 1.5))
+    timed = dict.fromkeys(where_time_goes.TRAINED, where_time_goes.Timed(1, 4, 1.5))
     steps = {key: step._replace(update=float(n)) for n, key in enumerate(timed)}
     of_launches = dict.fromkeys(where_time_goes.SMALL_NETWORKS, launches)
     rates = dict(zip(inputs, (500.0, 400.0, 300.0), strict=True))
     finding = where_time_goes.finding(rates, behind, timed, steps, step, of_launches, "")
-    rows = "1 tower, one fixed batch | 1.0 | 2.0 | 1.0 | 4.0 | 50% | 150%"
-    rows = rows, "one time step after the other | 4,879 | 1 | 15.7"
-    return finding, (1, 1), rows
+    row = "1 tower, one fixed batch | 1.0 | 2.0 | 1.0 | 4.0 | 50% | 150%"
+    return finding, (1, 1), (row, "one time step after the other | 4,879 | 1 | 15.7")
 
 
 def cells(line):
@@ -150,14 +146,12 @@ def without_numbers(text):
 @pytest.mark.parametrize("parts", [of for name, of in [*globals().items()] if "_parts" in name])
 def test_tables_and_plot(parts):
     name = parts.__name__.removesuffix("_parts")
-    lesson = importlib.import_module(f"lessons.{name}")
-    finding, columns, rows = parts(lesson)
+    finding, columns, rows = parts(lesson := importlib.import_module(f"lessons.{name}"))
     page = lesson.LESSON.page.read_text(encoding="utf-8")
     assert f"; {finding.runs}; " in page and without_numbers(finding.claim) in without_numbers(page)
     on_page = page.split("<!-- table -->\n")[1].split("\n<!-- end -->")[0].split("\n\n")
-    for table, shown, count, row in zip(
-        finding.table().split("\n\n"), on_page, columns, rows, strict=True
-    ):
+    tables = finding.table().split("\n\n")
+    for table, shown, count, row in zip(tables, on_page, columns, rows, strict=True):
         (head, _, *lines), (head_shown, _, *lines_shown) = table.splitlines(), shown.splitlines()
         assert cells(head) == cells(head_shown)
         assert [cells(of)[:count] for of in lines] == [cells(of)[:count] for of in lines_shown]
@@ -165,8 +159,7 @@ def test_tables_and_plot(parts):
     plots.check(name, finding.draw)
 
 
-SPANS = (0, 4, 0), (3, 6, 0), (8, 9, 1), (1, 2, None)  # begin, end and tower
-EVENTS = [graph.Event(*span) for span in SPANS]
+EVENTS = [graph.Event(*span) for span in ((0, 4, 0), (3, 6, 0), (8, 9, 1), (1, 2, None))]
 EXHIBITS = [museum.Exhibit([n], "did", f"symptom {n}", "it", 1.0 * n, 2.0) for n in (1, 4, 8)]
 PLOTS = {
     "graph": lambda figure: graph.draw(figure, EVENTS, EVENTS[::-2]),

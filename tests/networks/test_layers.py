@@ -213,9 +213,8 @@ def kinds(model):
 def test_every_batch_norm_that_can_is_one_operation():
     model = within()
     result = networks.fused(model)
-    assert kinds(model)["inner_norm"] is Norm
-    others = {"rows": Norm, "wide": Norm, "flat": Norm}
-    assert kinds(result) == {"inner_norm": Fused, "last": Fused, **others}
+    assert set(kinds(model).values()) == {Norm}
+    assert kinds(result) == kinds(model) | {"inner_norm": Fused, "last": Fused}
     assert result.get_layer("inner").layers[1].momentum == 0.7
 
 

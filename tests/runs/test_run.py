@@ -1,7 +1,9 @@
 """Keras's fit in a folder: the same run, whatever happens to it."""
 
+import base64
 import contextlib
 import errno
+import io
 import json
 import shutil
 import signal
@@ -260,6 +262,13 @@ def test_callbacks_remember_no_clock():
     memory = callback_state.Memory([log])
     log.on_train_begin()
     assert "_since" not in str(memory.collect())
+
+
+def test_what_callbacks_remember_runs_no_code():
+    np.save(file := io.BytesIO(), np.array([print], object))  # a pickle
+    pickled = {"kept": {"array": base64.b64encode(file.getvalue()).decode()}}
+    with pytest.raises(ValueError):
+        callback_state.Memory([keras.callbacks.Callback()]).restore({"Callback 0": pickled})
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0])

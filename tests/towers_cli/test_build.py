@@ -80,7 +80,7 @@ def test_flags_reach_weights_optimizer_loss_and_metrics(flags, config, losses, n
 
 
 @pytest.mark.parametrize("side, count", [(1, 5_000), (2**11, 16), (2**15, 1)])
-def test_a_network_adapts_to_as_many_images_as_256_mb_hold_in_float32(side, count):
+def test_a_network_adapts_to_as_many_images_as_256_mib_hold_in_float32(side, count):
     asked = []
     images = SimpleNamespace(class_names="ab", image_shape=(side, side, 1), some=asked.append)
     prepared = SimpleNamespace(output_shape=(9, 9, 3), evaluate=lambda _: tf.ones((1, 9, 9, 3)))

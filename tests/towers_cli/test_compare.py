@@ -82,10 +82,3 @@ def test_runs_without_a_step_in_common_cannot_be_compared(copy, one, capsys):
         err = capsys.readouterr().err
         assert err.startswith("towers-compare: error: ") and err.count("\n") == 1
     assert f"{copy / 'none'}: " in err
-
-
-@pytest.mark.parametrize("arguments", [[], ["one"], ["one", "two", "three"], ["one", "--two"]])
-def test_other_than_two_folders(arguments):
-    with pytest.raises(SystemExit) as ended:
-        compare.main(arguments)
-    assert ended.value.code == 2

@@ -151,20 +151,23 @@ def test_a_picture_that_cannot_be_read_does_not_stop_the_others(trained, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "what", ["none", "unfinished", "gone.keras", "text.keras", "other.keras", "two_channels.keras"]
+    "what",
+    ["none", "unfinished", "gone.keras", "text.keras", "other.keras", "code.keras", "2.keras"],
 )
 def test_what_is_no_model_of_pictures(trained, tmp_path, capsys, what):
     path = tmp_path / what
-    if what == "unfinished":
+    if what == "begun":
         path.mkdir()
         (path / "config.json").write_bytes((trained / "config.json").read_bytes())
     elif what == "text.keras":
         path.write_text("text")
     elif what == "other.keras":
         toys.classifier().save(path)
-    elif what == "two_channels.keras":
-        model = keras.Sequential([keras.Input((9, 7, 2)), keras.layers.GlobalMaxPooling2D()])
-        raw_images.classifier(model, image_shape=(9, 7, 2), class_names=("a", "b")).save(path)
+    elif what in ("code.keras", "2.keras"):
+        code = [keras.layers.Lambda(lambda x: x)] * (what == "code.keras")
+        shape = (9, 7, 2 + len(code))  # two channels are none of a picture
+        model = keras.Sequential([keras.Input(shape), *code, keras.layers.GlobalMaxPooling2D()])
+        raw_images.classifier(model, image_shape=shape, class_names="abc"[: shape[2]]).save(path)
     code, out, err = run_predict(capsys, path, "a.png")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("towers-predict: error: ") and str(path) in err
